@@ -143,9 +143,9 @@ def isa(request: pytest.FixtureRequest) -> Generator[str, None, None]:
 
     if request.param not in kernels.isas():
         pytest.skip(f"no {VARIANTS[request.param]}")
-    kernels.use(request.param)
+    kernels.use_isa(request.param)
     yield request.param
-    kernels.use()
+    kernels.use_isa()
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ class Variable:
                 return value
         return self.default
 
-    def take(self) -> str:
+    def pop(self) -> str:
         """Return its current value and unset it, so that neither this process nor its children read
         it again."""
         value = self.get()
@@ -34,7 +34,7 @@ class Variable:
             os.environ.pop(name, None)
         return value
 
-    def on(self) -> bool:
+    def is_on(self) -> bool:
         """Return whether this switch is on."""
         return self.get().strip().lower() not in ("", "0", "false", "off", "no")
 

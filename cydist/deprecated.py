@@ -96,15 +96,17 @@ def all_gather_multigpu(
     r * len(input_tensor_list) + j. See `all_gather`."""
     name = "all_gather_multigpu"
     arrays = arguments.input_list(input_tensor_list, name, "input_tensor_list")
-    arguments.length(output_tensor_lists, len(arrays), name, "output_tensor_lists")
+    arguments.check_length(output_tensor_lists, len(arrays), name, "output_tensor_lists")
     if (chosen := usable_group(group, name)) is None:
         return None
     for i, outputs in enumerate(output_tensor_lists):
         count = chosen.size() * len(arrays)
         into = arguments.output_list(outputs, name, f"output_tensor_lists[{i}]", count)
-        arguments.same_dtype([arrays[i], *into], name)
+        arguments.check_same_dtype([arrays[i], *into], name)
         for output in into:
-            arguments.same_size(output, arrays[i], name, f"output_tensor_lists[{i}]", "its input")
+            arguments.check_same_size(
+                output, arrays[i], name, f"output_tensor_lists[{i}]", "its input"
+            )
     if len(arrays) == 1:
         return collectives.all_gather(output_tensor_lists[0], input_tensor_list[0], group, async_op)
     return MultiGpuCall(chosen, name, arrays).run(

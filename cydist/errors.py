@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cydist._native import Failure
+    from cydist._native import CallError
 
 
 class DistError(RuntimeError):
@@ -148,7 +148,7 @@ _CLASSES: dict[str, type[DistError]] = {
 }
 
 
-_TOLD_AS: dict[type[BaseException], str] = {
+_STATUS_OF: dict[type[BaseException], str] = {
     DistTimeoutError: "timeout",
     PeerFailedError: "peer_lost",
     GroupFailedError: "aborted",
@@ -156,14 +156,14 @@ _TOLD_AS: dict[type[BaseException], str] = {
 }
 
 
-def told_as(error: BaseException) -> str:
+def status_of(error: BaseException) -> str:
     """Return the status that reports an error to the other ranks."""
     other = "raised" if isinstance(error, Exception) else "interrupted"
-    return _TOLD_AS.get(type(error), other)
+    return _STATUS_OF.get(type(error), other)
 
 
-def from_failure(
-    failure: Failure,
+def from_call_error(
+    failure: CallError,
     op: str,
     group: str,
     ranks: Sequence[int],
@@ -182,7 +182,7 @@ def from_failure(
     if failure.call is not None and failure.call[1] != seq:
         op, seq = failure.call
     lost = why or "it died, left, or was cut off"
-    who = named(failure.peer, ranks, host)
+    who = rank_text(failure.peer, ranks, host)
     where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
@@ -203,7 +203,7 @@ def from_failure(
     }
     about = [failure.peer] if failure.peer >= 0 else []
     if failure.teller >= 0:
-        teller = named(failure.teller, ranks)
+        teller = rank_text(failure.teller, ranks)
         text |= {
             "timeout": f"{teller} gave up waiting"
             + (f" for {who}" if failure.peer >= 0 else "")
@@ -233,7 +233,7 @@ def from_failure(
     )
 
 
-def named(rank: int, ranks: Sequence[int], host: str = "") -> str:
+def rank_text(rank: int, ranks: Sequence[int], host: str = "") -> str:
     """Return a group rank for messages, by its global number."""
     if rank < 0:
         return "any rank"

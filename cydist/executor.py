@@ -171,7 +171,7 @@ class Serial:
         """
         token = object()
         try:
-            if self.call_queue.begin(token):
+            if self.call_queue.try_begin(token):
                 body()
                 return True
         finally:
@@ -234,4 +234,4 @@ class Serial:
             work = self.call_queue.pop()
         if work is not None:
             work.run()
-            self.call_queue.over()
+            self.call_queue.mark_run()

@@ -80,14 +80,14 @@ def wait_for(event: threading.Event, timeout: float | None) -> bool:
     return event.is_set()
 
 
-class Rounds:
+class LoopGuard:
     """The rounds of a service's loop, which goes on when a round raises.
 
     name    of the service, for messages: "thread cydist-store"
     say     prints a message; the default writes to stderr
 
-    Use it as the context of each round. Pass the exception of a single event to `note`, so that the
-    round's other events are served. Exceptions are of one kind if they have the same type and were
+    Use it as the context of each round. Pass the exception of a single event to `record`, so
+    that the round's other events are served. Exceptions are of one kind if they have the same type and were
     raised in the same line. The first of each kind is printed. A rest follows, which grows while
     rounds keep raising.
 
@@ -97,8 +97,8 @@ class Rounds:
 
     def __init__(self, name: str, say: Callable[[str], object] | None = None) -> None:
         self._name = name
-        self._say = say or _say
-        self._said: set[tuple[object, ...]] = set()
+        self._print = say or _print
+        self._reported: set[tuple[object, ...]] = set()
         self._noted = False
         self._raised = 0  # in a row
         self._rest = FIRST_REST
@@ -122,27 +122,27 @@ class Rounds:
             if not isinstance(error, Exception) or self._raised >= MOST_IN_A_ROW:
                 return False
             self._raised += 1
-            self.tell(error)
+            self.report(error)
         time.sleep(self._rest)
         self._rest = min(2 * self._rest, LONGEST_REST)
         return True
 
-    def note(self, error: Exception) -> None:
+    def record(self, error: Exception) -> None:
         """Record that one event of this round raised: a rest follows the round."""
         self._noted = True
-        self.tell(error)
+        self.report(error)
 
-    def tell(self, error: Exception) -> None:
+    def report(self, error: Exception) -> None:
         """Print that the thread goes on after this exception, once for each kind."""
         with suppress(Exception):  # failing to print is no reason to end either
             kind = _kind_of(error)
-            if kind in self._said:
+            if kind in self._reported:
                 return
-            self._said.add(kind)
+            self._reported.add(kind)
             import traceback  # slow and rarely needed
 
             text = "".join(traceback.format_exception(error))
-            self._say(
+            self._print(
                 f"cydist: {self._name} goes on after an exception; others like it are not shown\n"
                 f"{text}"
             )
@@ -157,7 +157,7 @@ def _kind_of(error: BaseException) -> tuple[object, ...]:
     return type(error), *place
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -246,17 +246,17 @@ class FinishedWork(Work):
 
     def _wait(self, timeout: float | None) -> None:
         self._inner.wait(timeout)
-        self._settle()
+        self._keep_outcome()
 
     def _poll(self) -> bool:
         if not self._inner.is_completed():
             return False
         self._error = self._inner.exception()
         if self._error is None:
-            self._settle()
+            self._keep_outcome()
         return True
 
-    def _settle(self) -> None:
+    def _keep_outcome(self) -> None:
         with self._lock:
             if self._finish is not None:
                 self._finish()

@@ -43,7 +43,7 @@ from cydist._native.abi import (
 from cydist._native.algorithm_table import NEED_BITS, algorithms, forget_choices
 from cydist._native.array import Array, empty, overlapping, use_memory
 from cydist._native.asarray import asarray
-from cydist._native.call_errors import Failure
+from cydist._native.call_errors import CallError
 from cydist._native.call_queue import CallQueue
 from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
@@ -59,15 +59,15 @@ from cydist._native.kernels import (
     prepare,
     supports,
     unflatten_buffers,
+    use_isa,
     why_not,
 )
-from cydist._native.kernels import use as use_isa
 from cydist._native.libmpi import load as load_mpi
 from cydist._native.libmpi import run_in_background, runs_in_background
 from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.mpi_link import MpiLink
 from cydist._native.p2p import ANY_SOURCE, LARGEST_TAG, Message, irecv, isend
-from cydist._native.shm_heap import Heap, Held
+from cydist._native.shm_heap import Heap, HeapBuffer
 from cydist._native.shm_link import ShmLink
 from cydist._native.shm_memory import SharedMemory
 from cydist._native.shm_peers import LocalPeersHandle
@@ -87,10 +87,10 @@ __all__ = [
     "OPS",
     "PAGE_BYTES",
     "Array",
-    "Failure",
+    "CallError",
     "Group",
     "Heap",
-    "Held",
+    "HeapBuffer",
     "Hub",
     "InprocLink",
     "Link",

@@ -67,7 +67,7 @@ cdef extern from *:
     #define CYDIST_CONTROL_TAG (~0ULL)
     #define CYDIST_NOTES_TAG (1ULL << 40)
     #define CYDIST_FAILURE_TAG (CYDIST_NOTES_TAG + 1)
-    #define CYDIST_NEWS_TAG (CYDIST_NOTES_TAG + 2)
+    #define CYDIST_UNSENT_TAG (CYDIST_NOTES_TAG + 2)
     #define CYDIST_CHECK_TAG (CYDIST_NOTES_TAG + 3)
     #define CYDIST_DEPARTURE_TAG (CYDIST_NOTES_TAG + 4)
     #define CYDIST_PIECE_TAG (1ULL << 61)
@@ -82,7 +82,7 @@ cdef extern from *:
     const uint64_t NOTES_TAG "CYDIST_NOTES_TAG"     # what a rank of backend "nccl" calls
     const uint64_t FAILURE_TAG "CYDIST_FAILURE_TAG"  # why a group of backend "nccl" failed
     # never sent, over MPI: see MpiGroup.raise_pending_failure
-    const uint64_t NEWS_TAG "CYDIST_NEWS_TAG"
+    const uint64_t UNSENT_TAG "CYDIST_UNSENT_TAG"
     const uint64_t CHECK_TAG "CYDIST_CHECK_TAG"     # which call a rank leaves, over MPI
     const uint64_t DEPARTURE_TAG "CYDIST_DEPARTURE_TAG"  # a rank's last call, as the group ends
     const uint64_t PIECE_TAG "CYDIST_PIECE_TAG"     # and up: of each long message of a GPU's array
@@ -172,8 +172,9 @@ ctypedef struct Windows:
     int most_looks
     int spins                   # further looks before it yields
     int most_spins
-    bint (*gone)(Comm *t, int peer) noexcept nogil     # whether this peer has left or died
-    bint (*ended)(Comm *t, int peer) noexcept nogil    # is this peer's process certainly over?
+    bint (*is_gone)(Comm *t, int peer) noexcept nogil  # whether this peer has left or died
+    # Whether its process is certainly over.
+    bint (*process_ended)(Comm *t, int peer) noexcept nogil
     # Copy from memory that a peer has exposed, or into it: OK, PEER_LOST or UNREACHABLE. A peer
     # may be this rank. NULL: the link cannot.
     int (*pull)(Comm *t, int peer, char *into, const char *theirs,
@@ -200,7 +201,7 @@ ctypedef struct ControlView:          # see src/abi/control_plane.pyx
     void (*probe)(Comm *t, int peer) noexcept nogil
 
 
-# A group's view of a link. Links are shared by all the groups of a process.
+# A comm: one group's view of a link. Links are shared by all the groups of a process.
 ctypedef struct Comm:
     void *link                  # the link's own state
     int rank                    # of this process in the group
@@ -258,15 +259,15 @@ cdef class Link:
     cdef readonly int rank      # this process among the link's peers
     cdef readonly int size
     cdef list kept              # what `keep` was given
-    # Fill in what the link knows about a group's view: `link` and the functions.
+    # Fill in what the link knows about a group's comm: `link` and the functions.
     # rank, size, peers, comm_id and aborted are set before. May raise.
-    cdef int open_view(self, Comm *t) except -1
+    cdef int attach_comm(self, Comm *t) except -1
     # The group's first collective is about to begin: fill in the windows if the members can share
     # memory. All members can, or none.
     cdef int open_windows(self, Comm *t) except -1
     # The group is gone: free its windows, drop messages that arrived for it, and end its
     # pending requests with CLOSED. They may still be cancelled.
-    cdef void close_view(self, Comm *t) noexcept
+    cdef void detach_comm(self, Comm *t) noexcept
 
 
 cdef extern from "kernels/reduction.h" nogil:

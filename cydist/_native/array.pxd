@@ -31,9 +31,9 @@ cpdef Array empty(size_t size, Array like=*)
 
 
 # For asarray.pyx, which fills an Array in this order: shape and strides (lay_out makes
-# room), dtype, ptr, device, writable, owner; then settle() derives the rest.
+# room), dtype, ptr, device, writable, owner; then derive_sizes() derives the rest.
 cdef int lay_out(Array self, int ndim) except -1
 cdef int set_contiguous_strides(Array self) except -1
 cdef int set_dtype(Array self, int code, size_t itemsize) except -1
 cdef int name_dtype(Array self, str name, size_t itemsize) except -1    # code and hash follow
-cdef int settle(Array self) except -1
+cdef int derive_sizes(Array self) except -1

@@ -38,4 +38,4 @@ cdef class CallQueue:
     # Like begin and end, for callers that run no signal handler between their steps.
     cdef bint try_begin_fast(self) noexcept
     cdef void end_fast(self) noexcept
-    cdef void leave(self) noexcept
+    cdef void release(self) noexcept

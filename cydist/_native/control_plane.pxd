@@ -16,7 +16,7 @@ cdef enum:
     CALL_BYTES = 64             # of a call's name and number, zero-terminated
 
 
-cdef enum Kind:
+cdef enum MessageKind:
     PROBE = 1
     FAILED = 2
 
@@ -42,10 +42,10 @@ ctypedef struct Probe:          # a PROBE of this rank that a peer has not taken
 
 
 ctypedef struct ControlPlane:
-    ControlView view                  # the part that a view points to
+    ControlView view            # the part that a comm points to
     int busy                    # one thread at a time
     int failed                  # OK, or the Status of `failure`
-    bint told                   # the other members know of it
+    bint failure_is_known       # the other members know of it
     ControlMessage failure
     Request receive             # for the next control message; always posted
     ControlMessage inbox
@@ -56,7 +56,7 @@ ctypedef struct ControlPlane:
     int early_count
     ControlMessage early[EARLY]
     Probe *probes               # on their way: one to each member at most
-    uint64_t asked              # questions sent so far
+    uint64_t probes_sent        # questions sent so far
     Request *failure_sends      # of `failure`, to each member; NULL: this rank reported nothing
 
 
@@ -64,7 +64,7 @@ ctypedef struct ControlPlane:
 cdef ControlMessage failure_message(int status, int rank, int peer, int step) noexcept nogil
 cdef ControlMessage failure_message_of(const Call *call, int status, int rank) noexcept nogil
 
-# Attach to a view that was opened; detach before it is closed.
+# Attach to a comm that was opened; detach before it is closed.
 cdef void open_control_plane(ControlPlane *n, Comm *t) noexcept nogil
 cdef void close_control_plane(ControlPlane *n, Comm *t) noexcept nogil
 

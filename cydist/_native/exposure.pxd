@@ -48,18 +48,18 @@ cdef inline size_t parts_of(Comm *t, int slots) noexcept nogil:
 
 # Expose these blocks, run the body, and return when all ranks are done; or run the call through
 # windows. `local_work` may be NULL.
-cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
-             int seconds, LocalWork local_work, Body body) noexcept nogil
+cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
+                     int seconds, LocalWork local_work, Body body) noexcept nogil
 
 cdef enum:
-    VISIT_BYTES = 1048576       # moved between two looks at the clock
-    LONG_VISIT_BYTES = 16777216     # where it is mapped here: long copies bypass the cache
+    ACCESS_BYTES = 1048576      # moved between two looks at the clock
+    MAPPED_ACCESS_BYTES = 16777216  # where it is mapped here: long copies bypass the cache
 
 # Return where such memory of a peer is mapped here, or NULL.
 cdef inline char *mapped_address(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
     return t.windows.mapped(t, peer, theirs, nbytes) if t.windows.mapped != NULL else NULL
 
-# For bodies that work on peers' arrays in place: call these before and after every VISIT_BYTES.
+# For bodies that work on peers' arrays in place: call these before and after every ACCESS_BYTES.
 cdef int begin_access_to_all(Comm *t, Call *c, Access *a) noexcept nogil
 cdef int end_access_to_all(Comm *t, Call *c, Access *a) noexcept nogil
 # Return OK, or why the call must end. Call this now and then.
@@ -72,5 +72,5 @@ cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
 cdef int fetch(Comm *t, Call *c, Access *a, int peer, Block into, char *theirs,
                const void **source) noexcept nogil
 # Return MISMATCH if a peer gives or takes another number of bytes than this rank.
-cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
-                size_t ours) noexcept nogil
+cdef int check_size(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
+                    size_t ours) noexcept nogil

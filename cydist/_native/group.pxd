@@ -13,7 +13,7 @@ cdef class Group:
     cdef readonly uint64_t seq      # number of the last collective
     cdef readonly str fast_name     # of the last call on the fast path; None: none yet
     cdef readonly bint fast_over
-    cdef Comm view
+    cdef Comm comm
     cdef int *peers
     cdef Block *blocks              # for 2 * size blocks of the call that is running
     cdef ChosenAlgorithms choices            # None before the first collective
@@ -21,27 +21,27 @@ cdef class Group:
     cdef int running                # collectives under way; changed with the GIL held
     cdef int pid                    # that made it; locks may be held forever in a forked child
     cdef bint open
-    cdef bint left                  # the view is closed; happens once
+    cdef bint left                  # the comm is closed; happens once
     cdef bint asked_for_windows
     cdef uint64_t compared_after    # the number of the last call that `part` compared
     cdef ControlPlane control_plane
 
     cpdef close(self)
-    cdef void leave_view(self) noexcept
+    cdef void leave_comm(self) noexcept
     cdef void send_failure(self, ControlMessage *message)
     # A peer was lost as the group ended: MISMATCH if it had left without the last call.
     cdef int left_without_it(self, Call *c, int status) except -100
     # After a failure: keep objects alive whose memory may still be used.
     cdef void keep_while_used(self, object one, object other)
     # Number a call, and fill in the fields that follow from its fingerprint.
-    cdef void number(self, Call *c) noexcept
+    cdef void assign_number(self, Call *c) noexcept
     # Run it; returns its Status. The caller counts it in `running`.
     cdef int perform(self, Call *c, const Entry *entry) noexcept nogil
     # Return the exception for a Status that is not OK.
-    cdef object failed(self, const Call *c, int status)
+    cdef object error_of(self, const Call *c, int status)
 
 
-# Return the exception for a Status: what a signal handler raised, or a Failure.
+# Return the exception for a Status: what a signal handler raised, or a CallError.
 cdef object failure(int status, int peer, int step, str ours=*, str theirs=*)
 # Put into the fingerprint's detail how the ranks cut their data.
 cdef void agree_on_sizes(Call *c, size_t inputs, size_t outputs) noexcept

@@ -13,7 +13,7 @@ cdef enum:
     STATUS_BYTES = 128          # more than any MPI_Status
 
 
-ctypedef struct Library:        # in the order of NAMES in libmpi.pyx
+ctypedef struct MpiLibrary:     # in the order of NAMES in libmpi.pyx
     int (*isend)(const void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
     int (*issend)(const void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
     int (*irecv)(void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
@@ -39,7 +39,7 @@ ctypedef struct Library:        # in the order of NAMES in libmpi.pyx
     int (*group_free)(Handle *) noexcept nogil
 
 
-cdef Library lib                # filled in by load()
+cdef MpiLibrary lib             # filled in by load()
 
 
 # Return whether the request is complete or broken. Sets `error` to MPI's code if not SUCCESS.
@@ -52,7 +52,7 @@ cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil
 
 
 cdef enum Callers:              # the threads that may call MPI
-    ANYBODY = 0
+    ANY_THREAD = 0
     FOREGROUND = 1              # all but those that `run_in_background`
     ONE = 2
 

@@ -1,6 +1,6 @@
 """Matching messages with receives: the queues that message transports share.
 
-A receive matches the oldest message of its (context, sender, tag), and a message the oldest
+A receive matches the oldest message of its (comm id, sender, tag), and a message the oldest
 receive. So messages of one sender and tag never overtake each other. A transport holds its
 own lock around every call. Nothing here copies, completes, or waits.
 """
@@ -16,7 +16,7 @@ ctypedef struct Item:       # a posted receive, or a message that no receive has
     uint64_t tag
     int peer                # link number of the sender; ANY_SOURCE in a receive
     Request *request        # the receive, or the send whose memory holds the bytes; or NULL
-    Comm *view         # the group of `request`
+    Comm *comm         # the group of `request`
     Fingerprint fingerprint     # of a message
     size_t nbytes
     char *data              # a message's bytes where they were copied; or NULL
@@ -30,8 +30,8 @@ cdef enum:
 ctypedef struct Queues:
     Item *posted            # BUCKETS list heads each
     Item *arrived
-    Item *views             # open groups on this rank: ROWS list heads, by context
-    uint64_t *closed        # contexts of the last groups that this rank left, by low bits
+    Item *comms             # open groups on this rank: ROWS list heads, by comm id
+    uint64_t *closed        # comm ids of the last groups that this rank left, by low bits
 
 
 cdef int init_queues(Queues *q) noexcept nogil          # OK or NO_MEMORY
@@ -39,7 +39,7 @@ cdef void free_queues(Queues *q) noexcept nogil         # and every item and its
 
 # A zeroed item, followed by `more_bytes` for the transport; NULL: no memory.
 cdef Item *blank_item(size_t more_bytes) noexcept nogil
-# The same, describing request `r` of view `t`, a receive or a send.
+# The same, describing request `r` of comm `t`, a receive or a send.
 cdef Item *new_item(Comm *t, Request *r, int peer, size_t more_bytes) noexcept nogil
 cdef void free_item(Item *item) noexcept nogil          # and its data
 
@@ -59,10 +59,10 @@ cdef Item *find_arrived(Queues *q, uint64_t comm_id, int peer, uint64_t tag) noe
 ctypedef bint (*Chosen)(const Item *item, const void *argument) noexcept nogil
 cdef Item *any_posted(Queues *q, Chosen chosen, const void *argument) noexcept nogil
 cdef Item *any_arrived(Queues *q, Chosen chosen, const void *argument) noexcept nogil
-# The same in both queues; looks only at the buckets that can hold items of this context.
+# The same in both queues; looks only at the buckets that can hold items of this group.
 cdef Item *any_of_comm(Queues *q, uint64_t comm_id, Chosen chosen,
                        const void *argument) noexcept nogil
-# Two choices: items of the context that the argument points to, and any item.
+# Two choices: items of the comm id that the argument points to, and any item.
 cdef bint of_comm(const Item *item, const void *comm_id) noexcept nogil
 cdef bint any_item(const Item *item, const void *nothing) noexcept nogil
 
@@ -72,7 +72,7 @@ cdef size_t count_arrived(const Queues *q) noexcept nogil
 
 # Return OK if a message of `nbytes` and `theirs` fits this receive, else MISMATCH.
 # Fills r.theirs on a MISMATCH; sets nothing else.
-cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept nogil
+cdef int compare_message(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept nogil
 # For a collective's request that waits for long: return whether a message has arrived whose sender
 # takes the call of this number for another. Fills r.theirs and r.source if so. Such a message may
 # have a step or a sender that no receive of this rank will name.
@@ -89,7 +89,7 @@ cdef int open_comm(Queues *q, Comm *t) noexcept nogil          # OK or NO_MEMORY
 cdef void close_comm(Queues *q, uint64_t comm_id) noexcept nogil
 cdef bint is_closed(const Queues *q, uint64_t comm_id) noexcept nogil
 # Record a peer's notice that it left a group, which came after its messages on these lanes. Returns
-# the group's view, whose receives from the peer may be hopeless now; NULL: there is none.
+# the group's comm, whose receives from the peer may be hopeless now; NULL: there is none.
 cdef Comm *note_farewell(Queues *q, uint64_t comm_id, int peer, uint64_t lanes) noexcept nogil
 
 # The group rank of link peer `peer`, or -1.

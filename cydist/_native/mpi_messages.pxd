@@ -6,7 +6,7 @@ from cydist._native.libmpi cimport SUCCESS, Handle
 from cydist._native.linux cimport pthread_t
 from cydist._native.stream cimport ForeignTransport, Net
 
-cdef enum Later:                # a request that a thread without access to MPI leaves to another
+cdef enum Postponed:            # a request that a thread without access to MPI leaves to another
     NOTHING = 0
     TO_SEND = 1
     TO_RECEIVE = 2
@@ -16,7 +16,7 @@ cdef enum:
     WITH_HEADER_BYTES = 8192    # payload that is sent with its header
     SLOTS = 8                   # headers that MPI can receive between two polls
     GOODBYE = -1                # MpiHeader.under: the sender's departure notice for the link
-    FAREWELL = -2               # and for the group of the header's context
+    FAREWELL = -2               # and for the group of the header's comm id
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     DEPARTED_NS = 1000000000    # how long messages to and from a rank that left may still take
 
@@ -48,7 +48,7 @@ ctypedef struct MpiRequest:           # what MPI is transferring: a message, or 
     int count                   # requests that MPI has accepted
     int done
     int error                   # MPI's code of a failed request
-    int later                   # Later: not started yet; `header` then describes it
+    int later                   # Postponed: not started yet; `header` then describes it
     MpiHeader header
     Handle handles[1]           # of those requests; allocated longer
 
@@ -107,7 +107,7 @@ cdef bint may_call(const Net *net) noexcept nogil
 cdef MpiRequest *new_mpi_request(Mpi *mpi, Request *r, uint64_t comm_id, int peer,
                                  int room) noexcept nogil
 # MPI refused the next request with this code. Requests it accepted go on; their memory stays.
-cdef int refused(Mpi *mpi, MpiRequest *mpi_request, int code) noexcept nogil
+cdef int on_error(Mpi *mpi, MpiRequest *mpi_request, int code) noexcept nogil
 # Make progress without blocking; return whether there was any.
 cdef bint progress(Net *net) noexcept nogil
 # Send a small message together with its header, or a header alone. OK: it is complete; PENDING:

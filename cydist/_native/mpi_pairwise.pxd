@@ -8,4 +8,4 @@ cdef bint is_pairwise(const Comm *t, const Call *c) noexcept nogil
 cdef int exchange_pair(Comm *t, Call *c) noexcept nogil
 # Wait for `running`, which MPI executes, and query the peer whose message `stray` would explain a
 # delay. TIMEOUT: that message has arrived, or the call's deadline has passed.
-cdef int wait_beside(Comm *t, Call *c, Request *running, Request *stray) noexcept nogil
+cdef int wait_with_check(Comm *t, Call *c, Request *running, Request *stray) noexcept nogil

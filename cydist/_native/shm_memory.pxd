@@ -12,7 +12,7 @@ cdef enum:
     PORTION = 16384             # of a ring: one copy, while the other side copies the previous one
 
 
-cdef enum Left:                 # Member.left
+cdef enum Departure:            # Member.left
     LEAVING = 1                 # its windows are closed
     SILENT = 2                  # its last message is written
 
@@ -25,7 +25,7 @@ ctypedef struct WindowRegion:   # the window memory of one group
 
 
 ctypedef struct Member:         # 64 bytes
-    int left                    # 0, or a Left
+    int left                    # 0, or a Departure
     int doorbell                # 1 + the doorbell pipe's descriptor number in its process
     uint64_t doorbell_inode     # of the doorbell's pipe
     uint32_t asleep             # ring its doorbell after writing to it
@@ -46,7 +46,7 @@ ctypedef struct SegmentHead:
     uint64_t part
     int32_t ranks
     int32_t regions             # in use, or used before
-    int32_t spent               # all plots were in use once: contexts without one get no windows
+    int32_t spent               # all regions were in use once: groups without one get no windows
     uint64_t ring_bytes         # of each ring's data; a power of two, two PORTIONs or more
     WindowRegion region[REGIONS]
 
@@ -75,20 +75,20 @@ cdef class SharedMemory:
     cdef readonly int fd
 
     cdef int map(self, uint64_t nbytes) except -1
-    cdef void learn(self) noexcept
+    cdef void copy_constants(self) noexcept
     # Return where the windows of a group are, zeroed by the first rank that asks; 0: it has none.
     # peers, size     the group's members; place[peer] is each one's place in the table
-    cdef uint64_t open(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                       uint64_t nbytes) noexcept nogil
-    # This member's view was closed, whether or not any member had windows. The last one frees the
+    cdef uint64_t open_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
+                              uint64_t nbytes) noexcept nogil
+    # This member's comm was closed, whether or not any member had windows. The last one frees the
     # group's `WindowRegion`.
-    cdef void leave(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                    int own) noexcept nogil
+    cdef void leave_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
+                           int own) noexcept nogil
     # The process at this place has ended: it counts as departed from all its groups.
     cdef void mark_dead(self, int place) noexcept nogil
     cdef bint is_free(self, int i) noexcept nogil
-    cdef int find(self, uint64_t comm_id) noexcept nogil
-    cdef int find_free(self, uint64_t nbytes) noexcept nogil
+    cdef int find_region(self, uint64_t comm_id) noexcept nogil
+    cdef int find_free_region(self, uint64_t nbytes) noexcept nogil
     cdef int take_region(self, uint64_t nbytes, int most) noexcept nogil
     cdef void free_region(self, uint64_t offset, uint64_t nbytes) noexcept nogil
     cdef void assign_region(self, int i, uint64_t comm_id, const int *peers, const int *place,

@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from cydist._native.shm_memory cimport SegmentHead, Member, SharedMemory
 
 
-cdef enum Watched:              # in place of a descriptor
+cdef enum WatchState:           # in place of a descriptor
     UNWATCHED = -1              # this process itself, or the system has no process descriptors
     OVER = -2                   # it had ended when the table was made
     CLOSED = -3                 # closed here: it is not asked any more
@@ -31,7 +31,7 @@ ctypedef struct LocalPeers:
     int own                     # this rank's place
     int *ranks                  # by place
     int *pids
-    int *watched                # descriptors of the peers' processes, or a Watched
+    int *watched                # descriptors of the peers' processes, or a WatchState
     int *doorbells              # descriptors of their doorbells; -1: not open yet
     int *place                  # by rank; -1: it shares no memory
     int doorbell[2]             # this rank's doorbell, both ends

@@ -15,15 +15,15 @@ ctypedef struct BlockMove:
     size_t longest              # bytes of the longest block, on every rank
 
 
-cdef BlockMove moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
-                      size_t longest) noexcept nogil
+cdef BlockMove block_move(int parts, const Block *given, const Block *due, int from_first,
+                          int from_end, size_t longest) noexcept nogil
 # Return the blocks of a call. `longest` is this rank's until the ranks agree.
-cdef BlockMove gathering(Comm *t, Call *c) noexcept nogil
-cdef BlockMove scattering(Comm *t, Call *c) noexcept nogil
+cdef BlockMove gather_move(Comm *t, Call *c) noexcept nogil
+cdef BlockMove scatter_move(Comm *t, Call *c) noexcept nogil
 
 # Publish the sizes and learn the longest, unless all blocks have one size. MISMATCH if a peer's
 # block for this rank has another size than is due. `over`: all blocks have been moved.
-cdef int agree(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil
+cdef int exchange_sizes(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil
 
 # Return whether ranks first .. end - 1 are all ranks except, at most, this one.
 cdef inline bint all_ranks(const Comm *t, int first, int end) noexcept nogil:

@@ -23,9 +23,9 @@ cdef enum:
     STAGING_BYTES = 65536       # of one read when no receive says where the bytes belong
 
 
-ctypedef struct Out:            # a frame to write, and the send that it belongs to
-    Out *next
-    Out *prev
+ctypedef struct Outgoing:       # a frame to write, and the send that it belongs to
+    Outgoing *next
+    Outgoing *prev
     Request *request            # NULL: no thread waits for it
     const char *data            # the next bytes to write, within the message
     char *owned                 # freed with the frame
@@ -36,13 +36,13 @@ ctypedef struct Out:            # a frame to write, and the send that it belongs
     Header header
 
 
-cdef enum Stage:                # of an Item of this transport
+cdef enum ItemStage:            # of an Item of this transport
     POSTED                      # a receive in its queue
     ARRIVING                    # a kept message, some bytes still to come
     ARRIVED                     # a kept message
-    OFFERED                     # an offer that no receive has matched
+    RTS_ARRIVED                 # an RTS that no receive has matched
     FILLING                     # an eager message on its way into a receive, or being discarded
-    PULLING                     # an answered offer; in its connection's list
+    PULLING                     # an answered RTS; in its connection's list
     FOREIGN                     # a message of the foreign transport, whole or announced
 
 
@@ -51,12 +51,12 @@ ctypedef struct Incoming:       # what Item.more points to
     Connection *connection      # where the bytes come from
     uint64_t id                 # the message's name on the sender
     uint64_t name               # the message's name on this rank
-    uint64_t theirs             # where an offered message lies, or 0
+    uint64_t theirs             # where an announced message lies, or 0
     size_t got
     size_t charged              # eager bytes to release
 
 
-cdef enum State:                # of a Connection
+cdef enum ConnectionState:      # of a Connection
     UNUSED                      # not requested yet
     WANTED                      # requested, not connected yet
     LIVE
@@ -89,13 +89,13 @@ ctypedef struct Connection:     # one lane to one peer
     bint armed                  # epoll tells when there is room to write
     bint broken                 # nothing can be written any more
     bint said_goodbye           # the peer has sent its departure notice
-    Out *out                    # to be written, oldest first (a ring; NULL: empty)
-    Out *offers                 # offered, not answered (a ring)
+    Outgoing *out               # to be written, oldest first (a ring; NULL: empty)
+    Outgoing *unanswered_rts    # announced, not answered (a ring)
     Item *pulling               # answered, not complete (a ring)
     CoopCopy coop_recv             # see stream_coop_copy.pxd
     Item *coop_item             # the receive in `pulling` that it is for
     CoopCopy coop_send
-    Out *coop_out               # the send in `offers` that it is for; NULL: there is none
+    Outgoing *coop_out          # the send in `unanswered_rts` that it is for; NULL: there is none
     bint no_coop_copy           # these ranks cannot copy together
     uint64_t withdrawals        # messages taken back, as far as this rank knows
     uint64_t sent               # eager bytes sent; minus `credited`: what the peer may hold

@@ -7,7 +7,7 @@ receiver does not wait for a sender that is busy elsewhere: it then takes all pi
 A ring has one such message at a time. The receiver opens it in the ring's Control:
 
 1. open     the receiver says where the message goes, then puts its name and no claims into
-            `claims`, and answers the offer
+            `claims`, and answers the RTS
 2. claim    to take its next piece, a rank raises its count in `claims` by compare and swap; so no
             piece is taken twice, none after the end, and none of another message
 3. pushed   the sender says how many of its pieces are written
@@ -25,14 +25,14 @@ goes through the ring. So do all later messages between the two.
 """
 from libc.stdint cimport uint64_t
 
-from cydist._native.stream cimport Connection, Out
+from cydist._native.stream cimport Connection, Outgoing
 
 
 cdef enum:
     COOP_BYTES = 65536          # shorter messages take no longer through the ring
 
 
-cdef enum Progress:
+cdef enum CoopProgress:
     IDLE = 0                    # the other side must do something first
     MOVED = 1
     WHOLE = 2                   # the message is there
@@ -40,7 +40,7 @@ cdef enum Progress:
 
 # Receiver.
 
-# Return whether an offered message at `theirs` can be copied this way.
+# Return whether an announced message at `theirs` can be copied this way.
 cdef bint can_coop_copy(const Connection *c, uint64_t theirs, size_t nbytes) noexcept nogil
 # Open the next message: `nbytes` from `theirs` to `into`.
 cdef void open_coop_copy(Connection *c, uint64_t name, uint64_t theirs, char *into,
@@ -52,8 +52,8 @@ cdef bint stop_pulling(Connection *c) noexcept nogil
 
 # Sender.
 
-# The receiver has opened the message that `out` offered.
-cdef void join_coop_copy(Connection *c, Out *out, uint64_t name) noexcept nogil
+# The receiver has opened the message that `out` announced.
+cdef void join_coop_copy(Connection *c, Outgoing *out, uint64_t name) noexcept nogil
 cdef int push_pieces(Connection *c) noexcept nogil
 cdef void stop_pushing(Connection *c) noexcept nogil
 # Call this before the frame that takes a message back. Its memory may change after this returns.

@@ -3,5 +3,5 @@ of a wait. All unusual cases are left to the functions that can wait."""
 from cydist._native.abi cimport Request, Comm
 
 
-# A view's function; see abi.pxd.
+# A comm's function; see abi.pxd.
 cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil

@@ -13,7 +13,7 @@ cdef void end_connection(Connection *c, int how) noexcept nogil
 cdef void close_local(Connection *c, int how) noexcept nogil
 # From now on a rank that waits for this peer learns of its death: through its process, or through
 # the connection that messages of this tag take.
-cdef void watch(Net *net, int peer, uint64_t tag) noexcept nogil
+cdef void watch_peer(Net *net, int peer, uint64_t tag) noexcept nogil
 # Return whether this connection through rings has bytes to read or a change to examine.
 cdef bint has_unread(Connection *c) noexcept nogil
 # Handle changes among the ranks that share memory.

@@ -16,7 +16,7 @@ cdef bint progress(Net *net) noexcept nogil
 cdef bint poll_once(Net *net, unsigned int iteration) noexcept nogil
 # Return whether this is one of those turns.
 cdef bint is_slow_poll(const Net *net, unsigned int iteration) noexcept nogil
-# A view's function; see abi.pxd.
+# A comm's function; see abi.pxd.
 cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil
 # A pending request's caller has left: run a background thread. Without memory for it, waits do it.
 cdef void ensure_background(Net *net) noexcept nogil

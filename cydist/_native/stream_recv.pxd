@@ -13,7 +13,7 @@ cdef void withdraw_recv(Net *net, Item *item) noexcept nogil
 cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil
 
 # Read what is there. Returns OK, or a Loss when the stream is over.
-cdef int readable(Connection *c) noexcept nogil
+cdef int on_readable(Connection *c) noexcept nogil
 # For `c.coop_item`, a message that both sides copy: copy some pieces, or give up.
 cdef bint advance_coop_copy(Connection *c) noexcept nogil
 cdef void abandon_coop_copy(Connection *c) noexcept nogil

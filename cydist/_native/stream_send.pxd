@@ -2,18 +2,18 @@
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport COLLECTIVE_TAG, SEQUENCE_MASK, SEQUENCE_SHIFT, Comm, Request
-from cydist._native.stream cimport Connection, Net, Out
+from cydist._native.stream cimport Connection, Net, Outgoing
 from cydist._native.wire cimport Header
 
 
 # Post a send to another rank. Returns OK, or why it is not posted.
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil
-cdef void withdraw_send(Connection *c, Out *out) noexcept nogil
-# The receiver has matched or refused what this rank offered.
+cdef void withdraw_send(Connection *c, Outgoing *out) noexcept nogil
+# The receiver has matched or refused what this rank announced.
 cdef void on_reply(Connection *c, const Header *h) noexcept nogil
 
 # Write as much of the waiting frames as there is room for.
-cdef void writable(Connection *c) noexcept nogil
+cdef void on_writable(Connection *c) noexcept nogil
 # Write as much of one frame as there is room for; returns how many bytes that was.
 cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
                        const char *data, size_t nbytes) noexcept nogil
@@ -48,5 +48,5 @@ cdef void begin_request(Net *net, Request *r) noexcept nogil
 cdef void finish_request(Net *net, Request *r, int status) noexcept nogil
 cdef void forget_request(Net *net, Request *r) noexcept nogil
 # End a frame and the send it belongs to.
-cdef void finish_frame(Net *net, Out *out, int status) noexcept nogil
-cdef void remove_out(Out **ring, Out *out) noexcept nogil
+cdef void finish_frame(Net *net, Outgoing *out, int status) noexcept nogil
+cdef void remove_out(Outgoing **ring, Outgoing *out) noexcept nogil

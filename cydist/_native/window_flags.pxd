@@ -9,7 +9,7 @@ cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil
 # Lay out the windows of `size` ranks, adjacent, from `memory` on.
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil
 
-# A view's functions.
+# A comm's functions.
 cdef void raise_flag(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil
 cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
                    int64_t deadline_ns) noexcept nogil

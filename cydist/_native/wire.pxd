@@ -1,12 +1,12 @@
 """The frames two ranks exchange: over a socket or, where ranks share memory, through rings.
 
 A message of at most EAGER_BYTES is one frame, header and bytes. The receiver keeps it until a
-receive asks for it. A larger one is offered first (RTS, no bytes). The receiver answers (CTS) once
-a receive has matched. Then the bytes follow in frames of CHUNK_BYTES (DATA), directly from the
+receive asks for it. A larger one is announced first (RTS, no bytes). The receiver answers (CTS)
+once a receive has matched. Then the bytes follow in frames of CHUNK_BYTES (DATA), directly from the
 sender's memory into the receiver's. Where the ranks share memory, both copy them together instead
 (stream_coop_copy.pxd), and the receiver answers again when all are there. So no unexpected message
 ever blocks a connection, and the kept bytes are bounded: a sender has at most `held_limit` bytes
-under way to one peer in frames that were not handed to receives. Beyond that it offers messages.
+under way to one peer in frames that were not handed to receives. Beyond that it announces messages.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -17,7 +17,7 @@ cdef enum:
     MAGIC = 0x03645943          # "CYd", version 3; reads differently in another byte order
 
 
-cdef enum Kind:                 # of frame; the order is part of the wire format
+cdef enum FrameKind:            # the order is part of the wire format
     EAGER = 1                   # a whole message
     RTS = 2                     # a message of nbytes waits, at `other` if not 0; id: its name
     CTS = 3                     # id: as in the RTS; flags: an Answer; other: receiver's name
@@ -25,7 +25,7 @@ cdef enum Kind:                 # of frame; the order is part of the wire format
     WITHDRAW = 5                # id: as in the RTS; the rest will not be sent
     CREDIT = 6                  # carries `released` and nothing else
     GOODBYE = 7                 # the sender leaves on purpose
-    FAREWELL = 8                # it has left the group whose context is in `id`
+    FAREWELL = 8                # it has left the group whose comm id is in `id`
 
 
 cdef enum Answer:

@@ -48,7 +48,7 @@ def input_list(objs: Any, call: str, name: str, count: int | None = None) -> lis
 
     count       how many there must be; None: at least one
     """
-    length(objs, count, call, name)
+    check_length(objs, count, call, name)
     return [input_array(obj, call, f"{name}[{i}]") for i, obj in enumerate(objs)]
 
 
@@ -57,11 +57,11 @@ def output_list(objs: Any, call: str, name: str, count: int | None = None) -> li
 
     count       how many there must be; None: at least one
     """
-    length(objs, count, call, name)
+    check_length(objs, count, call, name)
     return [output_array(obj, call, f"{name}[{i}]") for i, obj in enumerate(objs)]
 
 
-def length(objs: Any, count: int | None, call: str, name: str) -> None:
+def check_length(objs: Any, count: int | None, call: str, name: str) -> None:
     """Check that `objs` is a list or tuple of `count` entries; None: of at least one."""
     if not isinstance(objs, list | tuple):
         raise TypeError(f"{call}: {name} must be a list of arrays, not {type(objs).__qualname__}")
@@ -71,7 +71,7 @@ def length(objs: Any, count: int | None, call: str, name: str) -> None:
         raise ValueError(f"{call}: {name} has {len(objs)} entries, expected {count}")
 
 
-def absent(objs: Any, call: str, name: str, root: str) -> None:
+def check_absent(objs: Any, call: str, name: str, root: str) -> None:
     """Check that this rank does not pass a list that only the root passes.
 
     root        the argument that names the root: "src" or "dst"
@@ -80,7 +80,7 @@ def absent(objs: Any, call: str, name: str, root: str) -> None:
         raise ValueError(f"{call}: {name} is for rank {root} only; pass None on every other rank")
 
 
-def same_dtype(arrays: Sequence[Array], call: str) -> None:
+def check_same_dtype(arrays: Sequence[Array], call: str) -> None:
     """Check that all arrays have one dtype and are on one device."""
     first = arrays[0]
     for array in arrays:
@@ -94,7 +94,7 @@ def same_dtype(arrays: Sequence[Array], call: str) -> None:
             )
 
 
-def same_size(one: Array, other: Array, call: str, one_name: str, other_name: str) -> None:
+def check_same_size(one: Array, other: Array, call: str, one_name: str, other_name: str) -> None:
     """Check that two arrays have the same number of elements."""
     if one.size != other.size:
         raise ValueError(
@@ -103,7 +103,7 @@ def same_size(one: Array, other: Array, call: str, one_name: str, other_name: st
         )
 
 
-def times_size(
+def check_times_size(
     large: Array, small: Array, p: int, call: str, large_name: str, small_name: str
 ) -> None:
     """Check that one array holds an array of another's size for each of `p` ranks."""
@@ -115,7 +115,7 @@ def times_size(
         )
 
 
-def disjoint(
+def check_disjoint(
     outputs: Sequence[Array], inputs: Sequence[Array], call: str, same: Array | None = None
 ) -> None:
     """Check that no output shares memory with another output or with an input.
@@ -152,7 +152,7 @@ def _holds(output: Array, block: Array) -> bool:
     return output.contiguous and start <= low and high <= end
 
 
-def splits(
+def split_sizes(
     array: Array, sizes: Sequence[int] | None, p: int, call: str, name: str, sizes_name: str
 ) -> list[int]:
     """Return the number of elements of each rank's part of an array that is cut along its first

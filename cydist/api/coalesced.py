@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cydist._native import hash_of_sizes
 from cydist.api import arguments
 from cydist.api.arguments import check_accepts, check_op
-from cydist.api.dispatch import Timeout, reducer_for, run
+from cydist.api.dispatch import Timeout, reducer_for, run_on_backend
 from cydist.api.packing import FlattenedList
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
@@ -40,8 +40,8 @@ def all_reduce_coalesced(
     if (chosen := usable_group(group, name)) is None:
         return None
     arrays = arguments.output_list(tensors, name, "tensors")
-    arguments.disjoint(arrays, [], name)
-    flats = _flats(chosen, arrays, name)
+    arguments.check_disjoint(arrays, [], name)
+    flats = _flattened(chosen, arrays, name)
     check_op(name, op, arrays[0])
     sizes = hash_of_sizes(arrays)
     reducer = reducer_for(chosen, op, arrays[0])
@@ -54,7 +54,7 @@ def all_reduce_coalesced(
         for flat in flats:
             flat.copy_back()
 
-    return run(chosen, name, arrays[0], body, tensors, async_op, timeout)
+    return run_on_backend(chosen, name, arrays[0], body, tensors, async_op, timeout)
 
 
 def all_gather_coalesced(
@@ -75,28 +75,28 @@ def all_gather_coalesced(
     if (chosen := usable_group(group, name)) is None:
         return None
     inputs = arguments.input_list(input_tensor_list, name, "input_tensor_list")
-    arguments.length(output_tensor_lists, chosen.size(), name, "output_tensor_lists")
+    arguments.check_length(output_tensor_lists, chosen.size(), name, "output_tensor_lists")
     lists = [
         arguments.output_list(arrays, name, f"output_tensor_lists[{rank}]", len(inputs))
         for rank, arrays in enumerate(output_tensor_lists)
     ]
     outputs = [array for arrays in lists for array in arrays]
-    arguments.same_dtype([*inputs, *outputs], name)
+    arguments.check_same_dtype([*inputs, *outputs], name)
     me = chosen.rank()
     for i, (output, array) in enumerate(zip(lists[me], inputs, strict=True)):
-        arguments.same_size(
+        arguments.check_same_size(
             output, array, name, f"output_tensor_lists[{me}][{i}]", f"input_tensor_list[{i}]"
         )
     _check_disjoint(outputs, inputs, lists[me], name)
-    own = _flats(chosen, inputs, name)
-    into = [_flats(chosen, arrays, name) for arrays in lists]
+    own = _flattened(chosen, inputs, name)
+    into = [_flattened(chosen, arrays, name) for arrays in lists]
     sizes = hash_of_sizes(outputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
         _gather(backend, call, own, into)
 
-    return run(chosen, name, own[0].array, body, output_tensor_lists, async_op, timeout)
+    return run_on_backend(chosen, name, own[0].array, body, output_tensor_lists, async_op, timeout)
 
 
 def all_gather_into_tensor_coalesced(
@@ -120,23 +120,25 @@ def all_gather_into_tensor_coalesced(
     outputs = arguments.output_list(output_tensors, name, "output_tensors")
     inputs = arguments.input_list(input_tensors, name, "input_tensors", len(outputs))
     for i, (output, array) in enumerate(zip(outputs, inputs, strict=True)):
-        arguments.times_size(output, array, p, name, f"output_tensors[{i}]", f"input_tensors[{i}]")
+        arguments.check_times_size(
+            output, array, p, name, f"output_tensors[{i}]", f"input_tensors[{i}]"
+        )
     dense = [output if output.contiguous else output.empty_like() for output in outputs]
     parts = [array.blocks(p) for array in dense]
     me = chosen.rank()
     _check_disjoint(outputs, inputs, [blocks[me] for blocks in parts], name)
-    own = _flats(chosen, inputs, name)
-    into = [_flats(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
-    arguments.same_dtype([own[0].array, into[0][0].array], name)
+    own = _flattened(chosen, inputs, name)
+    into = [_flattened(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
+    arguments.check_same_dtype([own[0].array, into[0][0].array], name)
     sizes = hash_of_sizes(inputs)
 
     def body(backend: ProcessGroup, call: Call) -> None:
         call.sizes = sizes
         _gather(backend, call, own, into)
         for output, packed in zip(outputs, dense, strict=True):
-            output.take(packed)
+            output.copy_from(packed)
 
-    return run(chosen, name, own[0].array, body, output_tensors, async_op, timeout)
+    return run_on_backend(chosen, name, own[0].array, body, output_tensors, async_op, timeout)
 
 
 def reduce_scatter_tensor_coalesced(
@@ -160,13 +162,13 @@ def reduce_scatter_tensor_coalesced(
     into = arguments.output_list(outputs, name, "outputs")
     arrays = arguments.input_list(inputs, name, "inputs", len(into))
     for i, (output, array) in enumerate(zip(into, arrays, strict=True)):
-        arguments.times_size(array, output, p, name, f"inputs[{i}]", f"outputs[{i}]")
-    arguments.disjoint(into, arrays, name)
-    own = _flats(chosen, into, name)
+        arguments.check_times_size(array, output, p, name, f"inputs[{i}]", f"outputs[{i}]")
+    arguments.check_disjoint(into, arrays, name)
+    own = _flattened(chosen, into, name)
     check_op(name, op, into[0])
     parts = [array.dense().blocks(p) for array in arrays]
-    blocks = [_flats(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
-    arguments.same_dtype([own[0].array, blocks[0][0].array], name)
+    blocks = [_flattened(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
+    arguments.check_same_dtype([own[0].array, blocks[0][0].array], name)
     sizes = hash_of_sizes(into)
     reducer = reducer_for(chosen, op, into[0])
 
@@ -179,7 +181,7 @@ def reduce_scatter_tensor_coalesced(
         for flat in own:
             flat.copy_back()
 
-    return run(chosen, name, own[0].array, body, outputs, async_op, timeout)
+    return run_on_backend(chosen, name, own[0].array, body, outputs, async_op, timeout)
 
 
 def _check_disjoint(
@@ -188,7 +190,7 @@ def _check_disjoint(
     """Check that no output overlaps an input, except an input that is its `own` output: the call
     does not change that one."""
     apart = [array for array, same in zip(inputs, own, strict=True) if not array.same_memory(same)]
-    arguments.disjoint(outputs, apart, name)
+    arguments.check_disjoint(outputs, apart, name)
 
 
 def _gather(
@@ -206,9 +208,9 @@ def _gather(
             flat.copy_back()
 
 
-def _flats(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[FlattenedList]:
+def _flattened(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[FlattenedList]:
     """Return the arrays flattened into one, or unchanged if the backend starts calls together."""
-    arguments.same_dtype(arrays, name)
+    arguments.check_same_dtype(arrays, name)
     check_accepts(group, name, arrays[0])
     if group.for_device(arrays[0].device).coalesces_calls:
         return [FlattenedList([array], name) for array in arrays]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cydist._native import fast_collectives, fast_path, use_operation
 from cydist.api import arguments
 from cydist.api.arguments import check_accepts, check_op, root_rank
-from cydist.api.dispatch import Timeout, reducer_for, run
+from cydist.api.dispatch import Timeout, reducer_for, run_on_backend
 from cydist.api.packing import ContiguousCopies, as_contiguous
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
@@ -62,7 +62,7 @@ def broadcast(
         if backend.rank() != root:
             dense.copy_back()
 
-    return run(chosen, "broadcast", array, body, [tensor], async_op, timeout)
+    return run_on_backend(chosen, "broadcast", array, body, [tensor], async_op, timeout)
 
 
 @fast_path
@@ -100,7 +100,7 @@ def all_reduce(
         reducer.all_reduce(call, dense.arrays[0], op)
         dense.copy_back()
 
-    return run(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
+    return run_on_backend(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
 
 
 @fast_path
@@ -133,7 +133,7 @@ def reduce(
         if backend.rank() == root:
             dense.copy_back()
 
-    return run(chosen, "reduce", array, body, [tensor], async_op, timeout)
+    return run_on_backend(chosen, "reduce", array, body, [tensor], async_op, timeout)
 
 
 def all_gather(
@@ -154,11 +154,11 @@ def all_gather(
         return None
     array = arguments.input_array(tensor, "all_gather", "tensor")
     outputs = arguments.output_list(tensor_list, "all_gather", "tensor_list", chosen.size())
-    arguments.same_dtype([array, *outputs], "all_gather")
-    arguments.same_size(
+    arguments.check_same_dtype([array, *outputs], "all_gather")
+    arguments.check_same_size(
         outputs[chosen.rank()], array, "all_gather", f"tensor_list[{chosen.rank()}]", "tensor"
     )
-    arguments.disjoint(outputs, [array], "all_gather", same=outputs[chosen.rank()])
+    arguments.check_disjoint(outputs, [array], "all_gather", same=outputs[chosen.rank()])
     return _all_gather(chosen, "all_gather", outputs, array, tensor_list, async_op, timeout)
 
 
@@ -174,7 +174,7 @@ def _all_gather(
         backend.all_gather(call, into.arrays, own.arrays[0])
         into.copy_back()
 
-    return run(group, name, array, body, result, async_op, timeout)
+    return run_on_backend(group, name, array, body, result, async_op, timeout)
 
 
 @fast_path
@@ -197,11 +197,11 @@ def all_gather_into_tensor(
         return None
     array = arguments.input_array(input_tensor, name, "input_tensor")
     output = arguments.output_array(output_tensor, name, "output_tensor")
-    arguments.same_dtype([output, array], name)
-    arguments.times_size(output, array, chosen.size(), name, "output_tensor", "input_tensor")
+    arguments.check_same_dtype([output, array], name)
+    arguments.check_times_size(output, array, chosen.size(), name, "output_tensor", "input_tensor")
     into = ContiguousCopies([output], filled=False)
     blocks = into.arrays[0].blocks(chosen.size())
-    arguments.disjoint([output], [array], name, same=blocks[chosen.rank()])
+    arguments.check_disjoint([output], [array], name, same=blocks[chosen.rank()])
     check_accepts(chosen, name, array)
     own = ContiguousCopies([array])
 
@@ -209,7 +209,7 @@ def all_gather_into_tensor(
         backend.all_gather(call, blocks, own.arrays[0])
         into.copy_back()
 
-    return run(chosen, name, array, body, [output_tensor], async_op, timeout)
+    return run_on_backend(chosen, name, array, body, [output_tensor], async_op, timeout)
 
 
 @fast_path
@@ -236,23 +236,23 @@ def gather(
     check_accepts(chosen, "gather", array)
     own = ContiguousCopies([array])
     if chosen.rank() != root:
-        arguments.absent(gather_list, "gather", "gather_list", "dst")
+        arguments.check_absent(gather_list, "gather", "gather_list", "dst")
 
         def send(backend: ProcessGroup, call: Call) -> None:
             backend.gather(call, own.arrays[0], None, root)
 
-        return run(chosen, "gather", array, send, [], async_op, timeout)
+        return run_on_backend(chosen, "gather", array, send, [], async_op, timeout)
     outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
-    arguments.same_dtype([array, *outputs], "gather")
-    arguments.same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
-    arguments.disjoint(outputs, [array], "gather", same=outputs[root])
+    arguments.check_same_dtype([array, *outputs], "gather")
+    arguments.check_same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
+    arguments.check_disjoint(outputs, [array], "gather", same=outputs[root])
     into = ContiguousCopies(outputs, filled=False)
 
     def receive(backend: ProcessGroup, call: Call) -> None:
         backend.gather(call, own.arrays[0], into.arrays, root)
         into.copy_back()
 
-    return run(chosen, "gather", array, receive, gather_list, async_op, timeout)
+    return run_on_backend(chosen, "gather", array, receive, gather_list, async_op, timeout)
 
 
 @fast_path
@@ -281,18 +281,20 @@ def scatter(
     given: ContiguousCopies | None = None
     if chosen.rank() == root:
         inputs = arguments.input_list(scatter_list, "scatter", "scatter_list", chosen.size())
-        arguments.same_dtype([output, *inputs], "scatter")
-        arguments.same_size(output, inputs[root], "scatter", "tensor", f"scatter_list[{root}]")
-        arguments.disjoint([output], inputs, "scatter", same=inputs[root])
+        arguments.check_same_dtype([output, *inputs], "scatter")
+        arguments.check_same_size(
+            output, inputs[root], "scatter", "tensor", f"scatter_list[{root}]"
+        )
+        arguments.check_disjoint([output], inputs, "scatter", same=inputs[root])
         given = ContiguousCopies(inputs)
     else:
-        arguments.absent(scatter_list, "scatter", "scatter_list", "src")
+        arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
 
     def body(backend: ProcessGroup, call: Call) -> None:
         backend.scatter(call, into.arrays[0], given.arrays if given else None, root)
         into.copy_back()
 
-    return run(chosen, "scatter", output, body, [tensor], async_op, timeout)
+    return run_on_backend(chosen, "scatter", output, body, [tensor], async_op, timeout)
 
 
 def reduce_scatter(
@@ -314,10 +316,10 @@ def reduce_scatter(
         return None
     into = arguments.output_array(output, name, "output")
     inputs = arguments.input_list(input_list, name, "input_list", chosen.size())
-    arguments.same_dtype([into, *inputs], name)
+    arguments.check_same_dtype([into, *inputs], name)
     own = inputs[chosen.rank()]
-    arguments.same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
-    arguments.disjoint([into], inputs, name)
+    arguments.check_same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
+    arguments.check_disjoint([into], inputs, name)
     check_op(name, op, into)
     check_accepts(chosen, name, into)
     return _reduce_scatter(
@@ -345,9 +347,9 @@ def reduce_scatter_tensor(
         return None
     into = arguments.output_array(output, name, "output")
     array = arguments.input_array(input, name, "input")
-    arguments.same_dtype([into, array], name)
-    arguments.times_size(array, into, chosen.size(), name, "input", "output")
-    arguments.disjoint([into], [array], name)
+    arguments.check_same_dtype([into, array], name)
+    arguments.check_times_size(array, into, chosen.size(), name, "input", "output")
+    arguments.check_disjoint([into], [array], name)
     check_op(name, op, into)
     check_accepts(chosen, name, into)
     blocks = array.dense().blocks(chosen.size())
@@ -365,7 +367,7 @@ def _reduce_scatter(
         reducer.reduce_scatter(call, into.arrays[0], blocks, op)
         into.copy_back()
 
-    return run(group, name, output, body, result, async_op, timeout)
+    return run_on_backend(group, name, output, body, result, async_op, timeout)
 
 
 def all_to_all(
@@ -386,12 +388,12 @@ def all_to_all(
         return None
     outputs = arguments.output_list(output_tensor_list, name, "output_tensor_list", chosen.size())
     inputs = arguments.input_list(input_tensor_list, name, "input_tensor_list", chosen.size())
-    arguments.same_dtype([*outputs, *inputs], name)
+    arguments.check_same_dtype([*outputs, *inputs], name)
     me = chosen.rank()
-    arguments.same_size(
+    arguments.check_same_size(
         outputs[me], inputs[me], name, f"output_tensor_list[{me}]", f"input_tensor_list[{me}]"
     )
-    arguments.disjoint(outputs, inputs, name)
+    arguments.check_disjoint(outputs, inputs, name)
     check_accepts(chosen, name, outputs[0])
     return _all_to_all(
         chosen, name, ContiguousCopies(outputs, filled=False), None,
@@ -424,11 +426,11 @@ def all_to_all_single(
         return None
     into = arguments.output_array(output, name, "output")
     array = arguments.input_array(input, name, "input")
-    arguments.same_dtype([into, array], name)
-    arguments.disjoint([into], [array], name)
+    arguments.check_same_dtype([into, array], name)
+    arguments.check_disjoint([into], [array], name)
     p = chosen.size()
-    given = arguments.splits(into, output_split_sizes, p, name, "output", "output_split_sizes")
-    taken = arguments.splits(array, input_split_sizes, p, name, "input", "input_split_sizes")
+    given = arguments.split_sizes(into, output_split_sizes, p, name, "output", "output_split_sizes")
+    taken = arguments.split_sizes(array, input_split_sizes, p, name, "input", "input_split_sizes")
     me = chosen.rank()
     if given[me] != taken[me]:
         raise ValueError(
@@ -453,7 +455,7 @@ def _all_to_all(
         backend.all_to_all(call, into.arrays if outputs is None else outputs, inputs, even)
         into.copy_back()
 
-    return run(group, name, inputs[0], body, result, async_op, timeout)
+    return run_on_backend(group, name, inputs[0], body, result, async_op, timeout)
 
 
 @fast_path
@@ -506,7 +508,7 @@ def _scan(
         reducer.scan(call, dense.arrays[0], op, inclusive)
         dense.copy_back()
 
-    return run(chosen, name, array, body, [tensor], async_op, timeout)
+    return run_on_backend(chosen, name, array, body, [tensor], async_op, timeout)
 
 
 @fast_path
@@ -529,7 +531,7 @@ def barrier(
     parts = chosen.backend_groups()
     for part in parts[1:]:  # all checks come before the first barrier starts
         part.check_usable("barrier")
-    works = [run(part, "barrier", None, body, None, async_op, left()) for part in parts]
+    works = [run_on_backend(part, "barrier", None, body, None, async_op, left()) for part in parts]
     begun = [work for work in works if work is not None]
     return CombinedWork(begun) if len(begun) > 1 else begun[0] if begun else None
 

@@ -26,8 +26,8 @@ def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Use
     """Return the object that reduces a user's array: the group's backend for it, or a user-defined
     operation.
 
-    Raises UnsupportedError for a function that cannot access the memory. Call this before `run`, so
-    that a refused call is not counted.
+    Raises UnsupportedError for a function that cannot access the memory. Call this before
+    `run_on_backend`, so that a refused call is not counted.
     """
     group = group.for_device(array.device)
     if not isinstance(op, UserReduction) or (array.device != "cpu" and group.folds):
@@ -41,7 +41,7 @@ def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Use
     return UserOpReducer(group, op, elements_dtype(array))
 
 
-def run(
+def run_on_backend(
     group: ProcessGroup,
     name: str,
     array: Array | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.api.dispatch import Timeout, run
+from cydist.api.dispatch import Timeout, run_on_backend
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistTimeoutError
 from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
@@ -39,7 +39,7 @@ def monitored_barrier(
         else:
             _report(backend, call)
 
-    run(chosen.as_host_group(), "monitored_barrier", None, body, None, False, timeout)
+    run_on_backend(chosen.as_host_group(), "monitored_barrier", None, body, None, False, timeout)
 
 
 def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:

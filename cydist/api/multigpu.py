@@ -77,13 +77,13 @@ class MultiGpuCall:
             return registry.create(backend, options, None)
 
         with store.report_error(process_groups.current_world().rank):
-            return self._together(make)
+            return self._for_each(make)
 
     def run(self, body: Callable[[ProcessGroup, int], Work | None], result: object) -> Work | None:
         """Call `body(group, i)` for all entries at once, each with its stream as the current
         one."""
         try:
-            works = self._together(lambda i: body(self._each[i], i))
+            works = self._for_each(lambda i: body(self._each[i], i))
         except BaseException:
             for group in self._each:
                 group.abort()
@@ -92,7 +92,7 @@ class MultiGpuCall:
             return None
         return MultiGpuWork([work for work in works if work is not None], self._arrays, result)
 
-    def _together(self, body: Callable[[int], T]) -> list[T]:
+    def _for_each(self, body: Callable[[int], T]) -> list[T]:
         """Return the function's result for each entry. Raises the exception of one of them."""
         found: dict[int, T] = {}
         tasks = []
@@ -100,7 +100,7 @@ class MultiGpuCall:
             stream = None if array.device == "cpu" else array_libraries.stream_of(array)
 
             def run(i: int = i, array: Array = array, stream: int | None = stream) -> None:
-                with _on(array, stream):
+                with _on_stream(array, stream):
                     found[i] = body(i)
 
             tasks.append(TaskWork(self._name, run, None))
@@ -128,7 +128,7 @@ def _end(groups: Sequence[ProcessGroup]) -> None:
 def _check(name: str, arrays: Sequence[Array]) -> None:
     places: dict[tuple[str, int], int] = {}
     for i, array in enumerate(arrays):
-        arguments.same_size(array, arrays[0], name, f"entry {i}", "entry 0")
+        arguments.check_same_size(array, arrays[0], name, f"entry {i}", "entry 0")
         if (array.dtype_name, array.device) != (arrays[0].dtype_name, arrays[0].device):
             raise TypeError(
                 f"{name}: entry {i} is {array.dtype_name} on {array.device}, and entry 0 "
@@ -140,20 +140,20 @@ def _check(name: str, arrays: Sequence[Array]) -> None:
                 f"{name}: entries {other} and {i} are both on GPU {array.device_index}: each needs "
                 "one of its own"
             )
-    arguments.disjoint(arrays, [], name)
+    arguments.check_disjoint(arrays, [], name)
 
 
-def _on(array: Array, stream: int | None) -> AbstractContextManager[object]:
+def _on_stream(array: Array, stream: int | None) -> AbstractContextManager[object]:
     """Make an array's device and this stream the current ones, for a while."""
     if stream is None:
         return nullcontext()
-    return array_libraries.whose(array).on_stream(array.device_index, stream)
+    return array_libraries.library_of(array).on_stream(array.device_index, stream)
 
 
 @contextmanager
 def _on_current(array: Array) -> Iterator[None]:
     """Make an array's device the current one, for a while."""
-    with _on(array, None if array.device == "cpu" else array_libraries.stream_of(array)):
+    with _on_stream(array, None if array.device == "cpu" else array_libraries.stream_of(array)):
         yield
 
 

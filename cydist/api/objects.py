@@ -43,7 +43,7 @@ FAILED = -1  # sent in place of a size by a rank that could not encode its objec
 
 
 def _pickle_allowed(group: ProcessGroup) -> bool:
-    return current_world().allow_pickle and group.authenticated and not config.INSECURE.on()
+    return current_world().allow_pickle and group.authenticated and not config.INSECURE.is_on()
 
 
 def _as_host_group(group: AnyGroup, name: str, timeout: Timeout) -> ProcessGroup | None:

@@ -57,10 +57,10 @@ def isend(
     tag     distinguishes messages between the same ranks; 0 to 2**31 - 1
     """
     chosen = usable_group(group, "isend")
-    return None if chosen is None else _sending(chosen, "isend", tensor, dst, tag, group_dst)()
+    return None if chosen is None else _prepare_send(chosen, "isend", tensor, dst, tag, group_dst)()
 
 
-def _sending(
+def _prepare_send(
     chosen: ProcessGroup, name: str, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> Callable[[], Work]:
     """Check a send, and return the function that starts it."""
@@ -89,10 +89,10 @@ def irecv(
     The Work's `source_rank()` is the sender's global rank.
     """
     chosen = usable_group(group, "irecv")
-    return None if chosen is None else _receiving(chosen, "irecv", tensor, src, tag, group_src)()
+    return None if chosen is None else _prepare_recv(chosen, "irecv", tensor, src, tag, group_src)()
 
 
-def _receiving(
+def _prepare_recv(
     chosen: ProcessGroup, name: str, tensor: Any, src: int | None, tag: int, group_src: int | None
 ) -> Callable[[], Work]:
     """Check a receive, and return the function that starts it."""
@@ -107,11 +107,11 @@ def _receiving(
         return lambda: backend.irecv(array, peer, tag)
     packed = array.empty_like()
     return lambda: FinishedWork(
-        backend.irecv(packed, peer, tag), lambda: array.take(packed), [tensor]
+        backend.irecv(packed, peer, tag), lambda: array.copy_from(packed), [tensor]
     )
 
 
-def _finished(
+def _run_blocking(
     chosen: ProcessGroup, name: str, start: Callable[[], Work], timeout: float | None
 ) -> Work:
     """Start a blocking message and wait for it. A message fails its group, as a collective does, if
@@ -157,7 +157,9 @@ def send(
     limit = seconds(timeout, "send")
     chosen = usable_group(group, "send")
     if chosen is not None:
-        _finished(chosen, "send", _sending(chosen, "send", tensor, dst, tag, group_dst), limit)
+        _run_blocking(
+            chosen, "send", _prepare_send(chosen, "send", tensor, dst, tag, group_dst), limit
+        )
 
 
 @fast_path
@@ -186,8 +188,8 @@ def recv(
     chosen = usable_group(group, "recv")
     if chosen is None:
         return -1
-    start = _receiving(chosen, "recv", tensor, src, tag, group_src)
-    return _finished(chosen, "recv", start, limit).source_rank()
+    start = _prepare_recv(chosen, "recv", tensor, src, tag, group_src)
+    return _run_blocking(chosen, "recv", start, limit).source_rank()
 
 
 class P2POp:
@@ -240,7 +242,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         return []
     ready = []
     for each in p2p_op_list:
-        check = _sending if each.op is isend else _receiving
+        check = _prepare_send if each.op is isend else _prepare_recv
         what = each.op.__name__
         ready.append(check(chosen, what, each.tensor, each.peer, each.tag, each.group_peer))
     works: dict[int, Work] = {}

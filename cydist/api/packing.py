@@ -32,7 +32,7 @@ class ContiguousCopies:
     def copy_back(self) -> None:
         """Copy the received data into the user's arrays, in their own layout."""
         for array, dense in zip(self._arrays, self.arrays, strict=True):
-            array.take(dense)
+            array.copy_from(dense)
 
 
 class FlattenedList:
@@ -40,7 +40,7 @@ class FlattenedList:
     single array is not copied."""
 
     def __init__(self, arrays: Sequence[Array], name: str) -> None:
-        arguments.same_dtype(arrays, name)
+        arguments.check_same_dtype(arrays, name)
         self._dense = ContiguousCopies(arrays)
         self.array = self._dense.arrays[0]
         if len(arrays) == 1:
@@ -50,7 +50,7 @@ class FlattenedList:
             _native.flatten_buffers(self.array, self._dense.arrays)
         else:
             for part, array in self._parts():
-                part.take(array)
+                part.copy_from(array)
 
     def copy_back(self) -> None:
         """Copy the one array back into the many."""
@@ -59,7 +59,7 @@ class FlattenedList:
                 _native.unflatten_buffers(self._dense.arrays, self.array)
             else:
                 for part, array in self._parts():
-                    array.take(part)
+                    array.copy_from(part)
         self._dense.copy_back()
 
     def _parts(self) -> Iterator[tuple[Array, Array]]:

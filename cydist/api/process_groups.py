@@ -20,7 +20,7 @@ from cydist._native import arm_failpoint, fast_collectives, use_isa
 from cydist.errors import DistBackendError, GroupDestroyedError, GroupFailedError
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
-from cydist.groups.world import DEFAULT_GROUP, World, typed
+from cydist.groups.world import DEFAULT_GROUP, World, typed_errors
 from cydist.waiting import DEFAULT_TIMEOUT, seconds
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def thread_is_rank() -> None:
     _thread.is_rank = True
 
 
-def _set(world: World | None, per_thread: bool) -> None:
+def _set_world(world: World | None, per_thread: bool) -> None:
     global _process, _threads_are_ranks
     if per_thread or getattr(_thread, "is_rank", False):
         _thread.world = world
@@ -118,15 +118,15 @@ def _set(world: World | None, per_thread: bool) -> None:
     _set_fast_path_default()
 
 
-def exchange(other: World | None) -> World | None:
+def swap_world(other: World | None) -> World | None:
     """Make `other` this process's world, and return the previous one. For tests with several
     worlds."""
     before = _process
-    _set(other, per_thread=False)
+    _set_world(other, per_thread=False)
     return before
 
 
-def replace(old: ProcessGroup, new: ProcessGroup) -> None:
+def replace_group(old: ProcessGroup, new: ProcessGroup) -> None:
     """Replace `old`, which ends, by `new`."""
     current_world().replace(old, new)
     _set_fast_path_default()
@@ -180,9 +180,9 @@ def init_process_group(
         raise ValueError("trying to initialize the default process group twice!")
     limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout, "init_process_group")
     assert limit is not None
-    spec = registry.plain(handlers.default_backend() if backend is None else backend)
+    spec = registry.canonical(handlers.default_backend() if backend is None else backend)
     apply_settings()
-    with typed("init_process_group", rank):
+    with typed_errors("init_process_group", rank):
         ranks_store, rank, world_size = handlers.rendezvous(
             init_method, rank=rank, world_size=world_size, store=store,
             timeout=limit, group_name=group_name, backend=spec,
@@ -191,12 +191,12 @@ def init_process_group(
     world.allow_pickle = allow_pickle
     try:
         with ranks_store.report_error(rank):
-            tuning_file.share(ranks_store, rank)
+            tuning_file.share_from_rank_0(ranks_store, rank)
         world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
     except BaseException:
         world.release()
         raise
-    _set(world, per_thread=spec == "inproc")
+    _set_world(world, per_thread=spec == "inproc")
 
 
 def apply_settings() -> None:
@@ -236,7 +236,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         group.destroy()
         return
     with ExitStack() as leaving:  # all groups, the last one first, even if one raises
-        leaving.callback(_set, None, per_thread=getattr(_thread, "world", None) is world)
+        leaving.callback(_set_world, None, per_thread=getattr(_thread, "world", None) is world)
         leaving.callback(world.release)
         now = time.monotonic()
         for each in (*world.parent_groups.values(), *world.conflicting, *world.groups.values()):
@@ -298,7 +298,7 @@ def new_group(
         )
     if not members:
         raise ValueError("new_group: a group needs at least one rank")
-    spec = registry.plain(world.spec if backend is None else backend)
+    spec = registry.canonical(world.spec if backend is None else backend)
     devices = registry.parse(spec)
     if use_local_synchronization:
         if "mpi" in devices.values():
@@ -383,7 +383,7 @@ def shrink_group(
         excluded, chosen.deadline(timeout, "shrink_group"), abort=shrink_flags == SHRINK_ABORT,
         pg_options=pg_options,
     )  # fmt: skip
-    replace(chosen, made)
+    replace_group(chosen, made)
     return made
 
 

@@ -69,7 +69,7 @@ class Buffers:
         if self.op not in ("broadcast", "scatter") or self.rank == 0:
             _write(self.send, values(self.rank, salt).astype(self.dtype), 0)
 
-    def settle(self, salt: int) -> None:
+    def fill_unchanging(self, salt: int) -> None:
         """Write inputs that a loop of calls does not change: in-place reductions add zeros."""
         if self.op in SUMMED_IN_PLACE:
             self.recv.fill(0)
@@ -77,7 +77,7 @@ class Buffers:
             self.fill(salt)
 
     def wrong(self, salt: int, settled: bool = False) -> int:
-        """Return how many elements of the result are wrong, after `fill` or `settle` and a call.
+        """Return how many elements of the result are wrong, after a fill and a call.
 
         A result for rank 0 only is not checked on other ranks, where libraries differ.
         """

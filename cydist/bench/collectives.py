@@ -9,8 +9,8 @@ from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
 from cydist.bench.cases import cases
 from cydist.bench.options import parse
-from cydist.bench.runner import compare
-from cydist.bench.workers import started
+from cydist.bench.runner import run_cases
+from cydist.bench.workers import started_workers
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,13 +20,13 @@ def main(arguments: Sequence[str]) -> int:
     itemsize = dtype_of(options.dtype).itemsize
     wanted = list(cases(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
     rows = []
-    with started(options.workers, options.ranks, options.timeout) as workers:
+    with started_workers(options.workers, options.ranks, options.timeout) as workers:
         about |= report.workers(workers, options.ranks)
         print(report.header(about), flush=True)
-        table = report.Table([each.name for each in workers[1:]], options.ranks)
+        table = report.ResultTable([each.name for each in workers[1:]], options.ranks)
         print(table.head(), flush=True)
-        progress = report.Progress(len(wanted))
-        for case, row in compare(wanted, workers, options.rounds, progress):
+        progress = report.ProgressLine(len(wanted))
+        for case, row in run_cases(wanted, workers, options.rounds, progress):
             progress.clear()
             rows.append((case, row))
             print(table.line(case, row), flush=True)
@@ -40,4 +40,9 @@ def main(arguments: Sequence[str]) -> int:
 
         draw(rows, ", ".join(about[fact] for fact in ("ranks", "machine", "date")), options.plot)
     ours = [row.get(report.OURS) for _, row in rows]
-    return int(any(series is None or series.failure or series.wrong for series in ours))
+    return int(
+        any(
+            measurements is None or measurements.failure or measurements.wrong
+            for measurements in ours
+        )
+    )

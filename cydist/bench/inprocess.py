@@ -42,9 +42,9 @@ def run_in_process(calls: Calls, rounds: int, iterations: int | None = None) -> 
     for number in range(rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            series = row[name]
-            ns = loop((calls[name], ()), series.iterations)
-            series.rounds.append(ns / series.iterations / 1e9)
+            measurements = row[name]
+            ns = loop((calls[name], ()), measurements.iterations)
+            measurements.rounds.append(ns / measurements.iterations / 1e9)
     return row
 
 
@@ -73,6 +73,6 @@ def entry(kind: str, each: InProcessRun, row: Row) -> dict[str, Any]:
     """Return one comparison for JSON: seconds per call, by round."""
     return {
         "kind": kind, "what": each.what, "bytes": each.nbytes, "wrong": each.wrong,
-        "rounds": {name: series.rounds for name, series in row.items()},
+        "rounds": {name: measurements.rounds for name, measurements in row.items()},
         "ratios": {name: ratio(row[OURS], row[name]) for name in row if name != OURS},
     }  # fmt: skip

@@ -133,10 +133,10 @@ def unpacking(sizes: Sequence[int]) -> Iterator[InProcessRun]:
             dense = np.ascontiguousarray(array)
             array[...] = 0
             ours = _native.asarray(array)
-            ours.take(_native.asarray(dense))
+            ours.copy_from(_native.asarray(dense))
             wrong = differing(array, dense)
             calls = {
-                "cydist": partial(ours.take, _native.asarray(dense)),
+                "cydist": partial(ours.copy_from, _native.asarray(dense)),
                 "numpy": partial(np.copyto, array, dense),
                 "memcpy": partial(np.copyto, np.empty_like(dense), dense),
             }

@@ -16,13 +16,13 @@ from cydist.bench import fit
 from cydist.bench.cases import Case, cases
 from cydist.bench.fit import Ratios, Size
 from cydist.bench.report import geometric_mean
-from cydist.bench.runner import Progress, Row, compare
+from cydist.bench.runner import ProgressCallback, Row, run_cases
 from cydist.bench.workers import Worker, WorkerError
 from cydist.tuning import table as tuning_table
 
 DTYPE, ITEMSIZE = "float32", 4
 # Algorithms slower than the fastest by this factor in the first round are left out afterwards.
-HOPELESS = 2.0
+TOO_SLOW = 2.0
 SEGMENTS = tuple(1 << power for power in range(16, 21))  # 64 KiB to 1 MiB
 SEGMENTED = 1 << 20  # calls of this many bytes have several segments of any size
 
@@ -41,10 +41,10 @@ class Candidate:
         self.name = name
         self._participant, self._settings = worker, settings
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Send the settings, then return every rank's answer."""
-        self._participant.ask({"do": "configure", "settings": self._settings})
-        return self._participant.ask(command)
+        self._participant.command({"do": "configure", "settings": self._settings})
+        return self._participant.command(command)
 
     def close(self) -> None:
         """Do nothing: the worker is ended by the code that started it."""
@@ -63,7 +63,7 @@ class Measure:
     windows: bool
     rounds: int
     deadline: float
-    progress: Progress
+    progress: ProgressCallback
 
     def names(self, op: str) -> list[str]:
         """Return all algorithms that can run."""
@@ -81,7 +81,7 @@ class Measure:
 
     def in_force(self, op: str, nbytes: int) -> str:
         """Return the present algorithm."""
-        return tuning_table.usual(op, nbytes, self.ranks, self.windows)
+        return tuning_table.choose_for_equal_blocks(op, nbytes, self.ranks, self.windows)
 
     def cases(self, op: str, sizes: Sequence[int]) -> list[Case]:
         """Return the cases to measure of a collective; none if there is no choice."""
@@ -95,31 +95,31 @@ class Measure:
         """
         wanted = self.cases(op, sizes)
         in_force = [self.in_force(op, case.nbytes) for case in wanted]
-        first = [self._all(case) for case in wanted]
+        first = [self._measure_all(case) for case in wanted]
         found = as_counted(op, wanted, in_force, [first])
         chosen = fit.decide(found)
         if chosen == [size.in_force for size in found]:
             return found
-        second = [self._some(case, set(chosen), ratios)
+        second = [self._measure_again(case, set(chosen), ratios)
                   for case, ratios in zip(wanted, first, strict=True)]  # fmt: skip
         return as_counted(op, wanted, in_force, [first, second])
 
-    def _all(self, case: Case) -> Ratios:
+    def _measure_all(self, case: Case) -> Ratios:
         """Measure every algorithm in one round, and the promising ones in the others."""
         in_force = self.in_force(case.op, case.nbytes)
         running = self._candidates(case.op, self.rivals(case.op, in_force), self.passes[0])
         first = self._row(case, running, 1)
-        fastest = min(series.median for series in first.values())
+        fastest = min(measurements.median for measurements in first.values())
         hopeful = [
             each for each in running
-            if each.name == in_force or first[each.name].median < HOPELESS * fastest
+            if each.name == in_force or first[each.name].median < TOO_SLOW * fastest
             or case.op in tuning_table.UNSIZED
         ]  # fmt: skip
         row = first if len(hopeful) == 1 else first | self._row(case, hopeful, self.rounds)
         slow = {each.name for each in running} - {each.name for each in hopeful}
         return {name: ratios(first if name in slow else row, name, in_force) for name in first}
 
-    def _some(self, case: Case, chosen: set[str], before: Ratios) -> Ratios:
+    def _measure_again(self, case: Case, chosen: set[str], before: Ratios) -> Ratios:
         """Measure those of `chosen` that were not clearly slower."""
         in_force = self.in_force(case.op, case.nbytes)
         size = Size(case.nbytes, in_force, [before])
@@ -177,10 +177,10 @@ class Measure:
         """Run a row of cells. Raises WorkerError if an algorithm failed or was wrong."""
         if time.monotonic() > self.deadline:
             raise OutOfTime
-        ((_, row),) = compare([case], running, rounds, self.progress)
-        for name, series in row.items():
-            if series.failure or series.wrong:
-                why = series.failure or f"{series.wrong} wrong elements"
+        ((_, row),) = run_cases([case], running, rounds, self.progress)
+        for name, measurements in row.items():
+            if measurements.failure or measurements.wrong:
+                why = measurements.failure or f"{measurements.wrong} wrong elements"
                 raise WorkerError(f"{case.op}:{name} of {case.nbytes} bytes: {why}", lost=True)
         return row
 

@@ -10,7 +10,7 @@ from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
 from cydist.bench.cases import OPS, Case, cases
 from cydist.bench.options import BenchOptions, parse
-from cydist.bench.workers import WorkerError, started
+from cydist.bench.workers import WorkerError, started_workers
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,8 +43,8 @@ def measure(case: Case, options: BenchOptions, number: int) -> int | None:
     """Return the bytes in new processes; None, after a message, if they fail."""
     command = {"do": "memory", "op": case.op, "count": case.count, "dtype": case.dtype}
     try:
-        with started([options.workers[number]], options.ranks, options.timeout) as running:
-            return max(int(answer["extra"]) for answer in running[0].ask(command))
+        with started_workers([options.workers[number]], options.ranks, options.timeout) as running:
+            return max(int(answer["extra"]) for answer in running[0].command(command))
     except WorkerError as error:
         print(f"{case.op} of {case.nbytes} bytes: {error}", file=sys.stderr, flush=True)
         return None

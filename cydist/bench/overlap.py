@@ -12,7 +12,7 @@ from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
 from cydist.bench.cases import Case, cases
 from cydist.bench.options import parse
-from cydist.bench.workers import Worker, WorkerError, started
+from cydist.bench.workers import Worker, WorkerError, started_workers
 
 # Computing takes this much longer than the all_reduce, so that it can hide all of it.
 LONGER = 1.5
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     itemsize = dtype_of(options.dtype).itemsize
     wanted = list(cases(options.ops, options.sizes, options.dtype, itemsize, options.ranks))
     entries = []
-    with started(options.workers, options.ranks, options.timeout) as workers:
+    with started_workers(options.workers, options.ranks, options.timeout) as workers:
         about |= report.workers(workers, options.ranks)
         spare = len(os.sched_getaffinity(0)) - options.ranks
         if spare < options.ranks:
@@ -70,7 +70,7 @@ def measure(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, dic
                 if number < 0:
                     units[worker.name] = prepare(case, worker)
                 else:
-                    said = ask(worker, units[worker.name])
+                    said = seconds_of(worker, units[worker.name])
                     for part, seconds in said.items():
                         entry.setdefault(part, []).append(seconds)
             except WorkerError as error:
@@ -87,14 +87,14 @@ def measure(case: Case, workers: Sequence[Worker], rounds: int) -> dict[str, dic
 
 def prepare(case: Case, worker: Worker) -> int:
     """Make the arrays, and return the amount of computing that takes longer than the all_reduce."""
-    worker.ask({"do": "cell", "op": case.op, "count": case.count, "dtype": case.dtype})
-    said = ask(worker, CALIBRATING)
+    worker.command({"do": "case", "op": case.op, "count": case.count, "dtype": case.dtype})
+    said = seconds_of(worker, CALIBRATING)
     return max(1, round(LONGER * said["moving"] / said["computing"] * CALIBRATING))
 
 
-def ask(worker: Worker, units: int) -> dict[str, float]:
+def seconds_of(worker: Worker, units: int) -> dict[str, float]:
     """Return the seconds of each part on the slowest rank."""
-    answers = worker.ask({"do": "overlap", "units": units})
+    answers = worker.command({"do": "overlap", "units": units})
     return {part: max(answer[part] for answer in answers) / 1e9 for part in answers[0]}
 
 

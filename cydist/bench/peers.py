@@ -126,7 +126,7 @@ class Cydist(TorchLike):
         if self._backend.startswith("torch:"):
             return "torch's"
         library = "" if self.windows else getattr(group.WORLD, "library", "")
-        return tuning_table.usual(op, nbytes, self.size, self.windows, library)
+        return tuning_table.choose_for_equal_blocks(op, nbytes, self.size, self.windows, library)
 
 
 def torch_with(backend: str) -> Library:
@@ -142,7 +142,7 @@ def torch_with(backend: str) -> Library:
     return TorchLike(distributed, as_tensor, about)
 
 
-class Mpi:
+class Mpi4py:
     """An MPI through mpi4py, with explicit datatypes, so that mpi4py looks nothing up.
 
     polled      use non-blocking calls, each polled until it is complete

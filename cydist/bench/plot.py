@@ -11,7 +11,7 @@ from cydist.bench.report import Rows
 MOST_TICKS = 8
 
 
-def short(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
     """Return bytes in the form of --sizes: 8, 64Ki, 16Mi; 1.5Ki if they are not whole."""
     power = min(3, max(0, nbytes.bit_length() - 1) // 10)
     return f"{nbytes / (1 << 10 * power):.4g}{('', 'Ki', 'Mi', 'Gi')[power]}"
@@ -53,7 +53,7 @@ def draw(rows: Rows, title: str, path: str) -> None:
             sizes = sorted({max(1, case.nbytes) for case, _ in rows if case.op == op})
             shown = sizes[:: math.ceil(len(sizes) / MOST_TICKS)]
             picture.set_xscale("log", base=2)
-            picture.set_xticks(shown, [short(nbytes) for nbytes in shown])
+            picture.set_xticks(shown, [size_text(nbytes) for nbytes in shown])
             picture.xaxis.set_minor_locator(ticker.NullLocator())
             picture.set_xlabel("bytes")
         picture.grid(True, which="major", alpha=0.3)

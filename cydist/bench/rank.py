@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from cydist.bench.peers import Cydist, Library, Mpi, torch_with
+from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank_loop import Session
 
 
@@ -30,12 +30,12 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
         try:
             running = start(library, options)
         except Exception as error:
-            say(stream, refusal(error))
+            send_answer(stream, refusal(error))
             stream.read()  # stay until all have come, since an early end looks like a crash
             return
         session = Session(running)
         gc.disable()  # no garbage collection in the middle of a loop; `case` collects
-        say(stream, {"rank": running.rank, "size": running.size, "about": running.about})
+        send_answer(stream, {"rank": running.rank, "size": running.size, "about": running.about})
         for line in stream:
             command = json.loads(line)
             if command["do"] == "close":
@@ -45,7 +45,7 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
                 answer = session.do(command)
             except Exception as error:
                 answer = refusal(error)
-            say(stream, answer)
+            send_answer(stream, answer)
 
 
 def start(library: str, options: Mapping[str, str]) -> Library:
@@ -59,7 +59,7 @@ def start(library: str, options: Mapping[str, str]) -> Library:
     if library == "torch":
         return torch_with(options["backend"])
     if library.startswith("mpi"):
-        return Mpi(polled=library == "mpi-polled")
+        return Mpi4py(polled=library == "mpi-polled")
     if library == "raw":
         from cydist.bench.raw_tcp import RawTcp
 
@@ -78,7 +78,7 @@ def refusal(error: Exception) -> dict[str, str]:
     return {"error": f"{type(error).__name__}: {lines[0]}"}
 
 
-def say(stream: Any, answer: Mapping[str, Any]) -> None:
+def send_answer(stream: Any, answer: Mapping[str, Any]) -> None:
     """Send one line to the driver."""
     stream.write(json.dumps(answer).encode() + b"\n")
     stream.flush()

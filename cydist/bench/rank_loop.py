@@ -64,7 +64,7 @@ class Session:
         self._settled = False  # whether a loop has run on these arrays
         self._commands: dict[str, Callable[..., Answer]] = {
             "configure": self.configure,
-            "cell": self.case,
+            "case": self.case,
             "round": self.round,
             "overlap": self.overlap,
             "memory": self.memory,
@@ -129,7 +129,7 @@ class Session:
         """
         buffers = self._buffers
         if buffers is not None and (checked or not self._settled):
-            buffers.settle(CHECKED_CALLS)
+            buffers.fill_unchanging(CHECKED_CALLS)
             self._settled = True
         function, arguments = self._bound
         self._library.barrier()
@@ -150,7 +150,7 @@ class Session:
         once, and of the all_reduce while this thread sleeps for the time of computing."""
         buffers = self._buffers
         assert buffers is not None
-        buffers.settle(0)
+        buffers.fill_unchanging(0)
         self._library.barrier()
         moving = loop(self._bound, 1)
         computing = compute(units)

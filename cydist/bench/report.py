@@ -33,7 +33,7 @@ def workers(running: Sequence[Worker], ranks: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Rows that are printed one after the other, so all widths are fixed before the first.
 
     peers   the columns after cydist's own
@@ -87,9 +87,13 @@ def giga(rate: float) -> str:
 def failures(case: Case, row: Row) -> list[str]:
     """Return the failures of a row, for the user."""
     where = f"{case.op} of {case.nbytes} bytes"
-    said = [f"{where}: {series.failure}" for series in row.values() if series.failure]
+    said = [
+        f"{where}: {measurements.failure}" for measurements in row.values() if measurements.failure
+    ]
     return said + [
-        f"{where}: {name}: {series.wrong} wrong" for name, series in row.items() if series.wrong
+        f"{where}: {name}: {measurements.wrong} wrong"
+        for name, measurements in row.items()
+        if measurements.wrong
     ]
 
 
@@ -99,9 +103,9 @@ def ratios(row: Row) -> dict[str, float]:
     if ours is None or ours.failure:
         return {}
     return {
-        name: ratio(ours, series)
-        for name, series in row.items()
-        if name != OURS and not series.failure
+        name: ratio(ours, measurements)
+        for name, measurements in row.items()
+        if name != OURS and not measurements.failure
     }
 
 
@@ -160,16 +164,20 @@ def document(about: Mapping[str, Any], rows: Rows, ranks: int) -> dict[str, Any]
 
 def _entry(case: Case, row: Row, ranks: int) -> dict[str, Any]:
     found = {}
-    for name, series in row.items():
-        entry: dict[str, Any] = {"wrong": series.wrong}
-        if series.failure:
-            entry["failure"] = series.failure
-        if series.rounds:
+    for name, measurements in row.items():
+        entry: dict[str, Any] = {"wrong": measurements.wrong}
+        if measurements.failure:
+            entry["failure"] = measurements.failure
+        if measurements.rounds:
             entry |= {
-                "median": series.median, "p99": series.p99, "rounds": series.rounds,
-                "iterations": series.iterations, "algorithm": series.algorithm,
-                "algbw": algbw(case, series.median), "busbw": busbw(case, series.median, ranks),
-            }  # fmt: skip
+                "median": measurements.median,
+                "p99": measurements.p99,
+                "rounds": measurements.rounds,
+                "iterations": measurements.iterations,
+                "algorithm": measurements.algorithm,
+                "algbw": algbw(case, measurements.median),
+                "busbw": busbw(case, measurements.median, ranks),
+            }
         found[name] = entry
     return {
         "op": case.op, "bytes": case.nbytes, "count": case.count, "dtype": case.dtype,
@@ -184,7 +192,7 @@ def save(figures: Mapping[str, Any], path: str | None) -> None:
             json.dump(figures, file, indent=1)
 
 
-class Progress:
+class ProgressLine:
     """One line on stderr that is rewritten, if stderr is a terminal."""
 
     def __init__(self, total: int) -> None:

@@ -21,7 +21,7 @@ class Participant(Protocol):
 
     name: str
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's answer."""
         ...
 
@@ -62,14 +62,14 @@ class Measurements:
 
 
 Row = dict[str, Measurements]  # by participant
-Progress = Callable[[Case, str], None]
+ProgressCallback = Callable[[Case, str], None]
 
 
-def compare(
+def run_cases(
     cases: Iterable[Case],
     workers: Sequence[Participant],
     rounds: int,
-    progress: Progress = lambda case, what: None,
+    progress: ProgressCallback = lambda case, what: None,
 ) -> Iterator[tuple[Case, Row]]:
     """Run every cell in every participant, and yield each cell's row as soon as it is done.
 
@@ -82,46 +82,48 @@ def compare(
             if worker.name in lost:
                 continue
             progress(case, f"{worker.name}: preparing")
-            series = row[worker.name] = Measurements()
-            with _noting(worker, series, lost):
-                _prepare(worker, case, series)
+            measurements = row[worker.name] = Measurements()
+            with _noting(worker, measurements, lost):
+                _prepare(worker, case, measurements)
         for number in range(rounds):
             running = [each for each in workers if each.name in row]
             # Each is first in turn, because one after a quiet moment is faster.
             shift = number % max(1, len(running))
             for worker in running[shift:] + running[:shift]:
-                series = row[worker.name]
-                if series.failure:
+                measurements = row[worker.name]
+                if measurements.failure:
                     continue
                 progress(case, f"{worker.name}: round {number + 1} of {rounds}")
-                with _noting(worker, series, lost):
-                    _round(worker, series, checked=number == 0)
+                with _noting(worker, measurements, lost):
+                    _round(worker, measurements, checked=number == 0)
         yield case, row
 
 
 @contextlib.contextmanager
-def _noting(worker: Participant, series: Measurements, lost: set[str]) -> Iterator[None]:
-    """Record a participant's failure in its series, and in `lost` if it is gone."""
+def _noting(worker: Participant, measurements: Measurements, lost: set[str]) -> Iterator[None]:
+    """Record a participant's failure in its measurements, and in `lost` if it is gone."""
     try:
         yield
     except WorkerError as error:
-        series.failure = str(error)
+        measurements.failure = str(error)
         if error.lost:
             lost.add(worker.name)
             worker.close()
 
 
-def _prepare(worker: Participant, case: Case, series: Measurements) -> None:
+def _prepare(worker: Participant, case: Case, measurements: Measurements) -> None:
     """Make the arrays, check single calls, and find the number of calls in a round."""
-    answers = worker.ask({"do": "cell", "op": case.op, "count": case.count, "dtype": case.dtype})
-    series.algorithm = answers[0]["algorithm"]
-    series.wrong = sum(answer["wrong"] for answer in answers) + _passed(answers)
+    answers = worker.command(
+        {"do": "case", "op": case.op, "count": case.count, "dtype": case.dtype}
+    )
+    measurements.algorithm = answers[0]["algorithm"]
+    measurements.wrong = sum(answer["wrong"] for answer in answers) + _passed(answers)
 
     def slowest(iterations: int) -> int:
         command = {"do": "round", "iterations": iterations, "sampled": False, "checked": False}
-        return max(int(answer["ns"]) for answer in worker.ask(command))
+        return max(int(answer["ns"]) for answer in worker.command(command))
 
-    series.iterations = calibrate(slowest)
+    measurements.iterations = calibrate(slowest)
 
 
 def calibrate(time_of: Callable[[int], int]) -> int:
@@ -144,19 +146,24 @@ def _passed(answers: Sequence[dict[str, Any]]) -> int:
     return sum(max(came) > min(went) for came, went in zip(entered, left, strict=True))
 
 
-def _round(worker: Participant, series: Measurements, checked: bool) -> None:
-    sampled = series.iterations * SAMPLED_NS < ROUND_NS
-    answers = worker.ask(
-        {"do": "round", "iterations": series.iterations, "sampled": sampled, "checked": checked}
+def _round(worker: Participant, measurements: Measurements, checked: bool) -> None:
+    sampled = measurements.iterations * SAMPLED_NS < ROUND_NS
+    answers = worker.command(
+        {
+            "do": "round",
+            "iterations": measurements.iterations,
+            "sampled": sampled,
+            "checked": checked,
+        }
     )
-    series.wrong += sum(answer["wrong"] for answer in answers)
+    measurements.wrong += sum(answer["wrong"] for answer in answers)
     if sampled:
         slowest = max(sum(answer["each_ns"]) for answer in answers)
         each = zip(*(answer["each_ns"] for answer in answers), strict=True)
-        series.calls += [max(call) / 1e9 for call in each]
+        measurements.calls += [max(call) / 1e9 for call in each]
     else:
         slowest = max(answer["ns"] for answer in answers)
-    series.rounds.append(slowest / series.iterations / 1e9)
+    measurements.rounds.append(slowest / measurements.iterations / 1e9)
 
 
 def ratio(ours: Measurements, theirs: Measurements) -> float:

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     rows = [
-        {"what": what, "rounds": {name: series.rounds for name, series in row.items()}}
+        {"what": what, "rounds": {name: measurements.rounds for name, measurements in row.items()}}
         for what, row in found.items()
     ]
     report.save({"header": about, "rows": rows}, given.json)
@@ -83,8 +83,8 @@ def as_installed() -> Iterator[None]:
 def show(what: str, row: Row) -> Row:
     """Print the measurements, compared with the first one."""
     (_, ours), *others = row.items()
-    for number, (name, series) in enumerate(row.items()):
-        text = f"{what + ': ' + name:<44} {series.median * 1e3:>10.2f}"
+    for number, (name, measurements) in enumerate(row.items()):
+        text = f"{what + ': ' + name:<44} {measurements.median * 1e3:>10.2f}"
         print(text + (f" {ratio(ours, others[number - 1][1]):>10.2f}" if number else ""))
     sys.stdout.flush()
     return row

@@ -17,7 +17,7 @@ from cydist.bench import fit, report, sysinfo
 from cydist.bench.fit import Size
 from cydist.bench.measure import Measure, OutOfTime
 from cydist.bench.options import checked, cydist, local_parser, size
-from cydist.bench.workers import started
+from cydist.bench.workers import started_workers
 from cydist.tuning import file as tuning_file
 from cydist.tuning import table as tuning_table
 
@@ -67,21 +67,21 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(str(error))
     about = sysinfo.describe(["--tune", *arguments])
     print(report.header(about), flush=True)
-    book = Book(plan.path, given.json, about)
+    results = TuningResults(plan.path, given.json, about)
     try:
         for ranks in plan.ranks:
             specs = [cydist("tcp", "numpy", name, TRANSPORT=given.transport, TUNING="off")
                      for name in ("first", "second")]  # fmt: skip
-            with started(specs, ranks, given.timeout) as workers:
-                windows = workers[0].ask({"do": "configure", "settings": {}})[0]["windows"]
+            with started_workers(specs, ranks, given.timeout) as workers:
+                windows = workers[0].command({"do": "configure", "settings": {}})[0]["windows"]
                 print(f"\n{ranks} ranks, {workers[0].about['transport']}", flush=True)
-                tune(workers, ranks, windows, plan, book)
+                tune(workers, ranks, windows, plan, results)
     except OSError as error:
         parser.error(f"{plan.path} cannot be written: {error}")
     finally:
-        tuning_file.use([])
+        tuning_file.use_measured([])
     print(f"\nsaved to {plan.path}")
-    for ranks, ops in book.left.items():
+    for ranks, ops in results.left.items():
         print(f"no time was left for some: go on with --ranks {ranks} --ops {','.join(ops)}")
     return 0
 
@@ -118,7 +118,7 @@ def _plan(given: argparse.Namespace) -> TuningPlan:
     sizes = sorted({size(text) for text in given.sizes.split(",")})
     if not given.minutes > 0:
         raise ValueError(f"--minutes {given.minutes:g}: at least a little")
-    path = Path(given.output) if given.output else tuning_file.place()
+    path = Path(given.output) if given.output else tuning_file.default_path()
     if path is None:
         raise ValueError(
             "jobs look nowhere for this (CYDIST_TUNING=off, or a user without a home): "
@@ -138,7 +138,7 @@ def _plan(given: argparse.Namespace) -> TuningPlan:
 
 
 @dataclass
-class Book:
+class TuningResults:
     """The results so far, and their file.
 
     groups      for --json: one entry for each number of ranks
@@ -160,7 +160,7 @@ class Book:
 
     def use(self) -> None:
         """Apply the file's choices in this process."""
-        tuning_file.use(self.read())
+        tuning_file.use_measured(self.read())
 
     def write(
         self, ranks: int, windows: bool, rules: Mapping[str, tuple[tuning_table.Rule, ...]],
@@ -170,34 +170,36 @@ class Book:
         report.save({"header": self.about, "groups": self.groups}, self.json)
         facts = {name: said for name, said in self.about.items() if name not in ("load", "python")}
         new = tuning_file.Measured(ranks, windows, rules, segment_bytes, facts)
-        tuning_file.save(tuning_file.merged(self.read(), new), self.path)
+        tuning_file.save(tuning_file.merge(self.read(), new), self.path)
         self.use()
 
 
-def tune(workers: Sequence[Any], ranks: int, windows: bool, plan: TuningPlan, book: Book) -> None:
+def tune(
+    workers: Sequence[Any], ranks: int, windows: bool, plan: TuningPlan, results: TuningResults
+) -> None:
     """Measure and save everything for the groups of one size. Raises WorkerError, OSError."""
-    book.use()
+    results.use()
     entry: dict[str, Any] = {"ranks": ranks, "windows": windows, "segments": [], "cells": []}
-    book.groups.append(entry)
+    results.groups.append(entry)
     ops = [op for op in plan.ops if op != SEGMENT]
-    measure = Measure(workers, ranks, windows, plan.rounds, plan.deadline, report.Progress(0))
-    progress = report.Progress(sum(len(measure.cases(op, plan.sizes)) for op in ops))
+    measure = Measure(workers, ranks, windows, plan.rounds, plan.deadline, report.ProgressLine(0))
+    progress = report.ProgressLine(sum(len(measure.cases(op, plan.sizes)) for op in ops))
     measure = Measure(workers, ranks, windows, plan.rounds, plan.deadline, progress)
     for op in plan.ops:
         try:
             if op == SEGMENT:
-                said = _segment(measure, plan, book, entry)
+                said = _segment(measure, plan, results, entry)
             else:
-                said = _collective(op, measure, plan, book, entry)
+                said = _collective(op, measure, plan, results, entry)
         except OutOfTime:
             said = []
-            book.left.setdefault(ranks, []).append(op)
+            results.left.setdefault(ranks, []).append(op)
         progress.clear()
         print("\n".join(said), end="\n" if said else "", flush=True)
 
 
 def _collective(
-    op: str, measure: Measure, plan: TuningPlan, book: Book, entry: dict[str, Any]
+    op: str, measure: Measure, plan: TuningPlan, results: TuningResults, entry: dict[str, Any]
 ) -> list[str]:
     sizes = measure.sizes(op, plan.sizes)
     chosen = fit.decide(sizes)
@@ -208,17 +210,19 @@ def _collective(
     ]  # fmt: skip
     changed = chosen != [each.in_force for each in sizes]
     rules = {op: fit.rules(op, sizes, chosen)} if changed else {}
-    book.write(measure.ranks, measure.windows, rules)
+    results.write(measure.ranks, measure.windows, rules)
     return lines(op, sizes, chosen)
 
 
-def _segment(measure: Measure, plan: TuningPlan, book: Book, entry: dict[str, Any]) -> list[str]:
+def _segment(
+    measure: Measure, plan: TuningPlan, results: TuningResults, entry: dict[str, Any]
+) -> list[str]:
     in_force = tuning_table.segment_bytes(measure.ranks, measure.windows)
     passes = measure.segments(COLLECTIVES, plan.sizes)
     best = fit.better(passes, in_force)
     entry["segment_bytes"] = best
     entry["segments"] = [{str(each): some for each, some in found.items()} for found in passes]
-    book.write(measure.ranks, measure.windows, {}, best if best != in_force else None)
+    results.write(measure.ranks, measure.windows, {}, best if best != in_force else None)
     return segment_lines(passes, in_force, best)
 
 

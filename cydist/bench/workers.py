@@ -91,7 +91,7 @@ class Worker:
         self._ranks = [self._ranks[numbers.index(rank)] for rank in range(self._size)]
         self.about = hellos[numbers.index(0)]["about"]
 
-    def ask(self, command: Answer) -> list[Answer]:
+    def command(self, command: Answer) -> list[Answer]:
         """Send a command to every rank, and return their answers by rank.
 
         Raises WorkerError. Either every rank refused, and all are ready for another command; or
@@ -161,7 +161,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def started(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Worker]]:
+def started_workers(specs: Sequence[Spec], size: int, timeout: float) -> Iterator[list[Worker]]:
     """Start the workers that can be started, on `size` ranks each. For the others, print the reason
     on stderr.
 

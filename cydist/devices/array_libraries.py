@@ -102,7 +102,7 @@ class ArrayLibrary(ABC):
         """Enqueue a copy between contiguous arrays of as many bytes: one pinned, one there."""
 
 
-def whose(array: Array) -> ArrayLibrary:
+def library_of(array: Array) -> ArrayLibrary:
     """Return the library of a device array: the one that made it, or one that understands it.
 
     Raises ValueError when there is none.
@@ -115,23 +115,23 @@ def whose(array: Array) -> ArrayLibrary:
         if library.owns(owner):
             _last = library
             return library
-    return _copier(array)
+    return _copying_library(array)
 
 
-def maker_of(array: Array) -> ArrayLibrary | None:
+def known_library_of(array: Array) -> ArrayLibrary | None:
     """Return the library that made a device array; None: one that cydist does not know."""
-    library = whose(array)
+    library = library_of(array)
     return library if library.owns(array.owner) else None
 
 
-def copier_of(array: Array) -> ArrayLibrary:
+def copying_library_of(array: Array) -> ArrayLibrary:
     """Return the library that copies between the host and an array's device: cupy, or torch without
     cupy. Raises ValueError if there is neither."""
-    library = whose(array)
-    return library if library.name in _others else _copier(array)
+    library = library_of(array)
+    return library if library.name in _others else _copying_library(array)
 
 
-def _copier(array: Array) -> ArrayLibrary:
+def _copying_library(array: Array) -> ArrayLibrary:
     for name in _KINDS:
         library = _library(name)
         if library is not None:
@@ -144,13 +144,13 @@ def _copier(array: Array) -> ArrayLibrary:
 
 def stream_of(array: Array) -> int:
     """Return the stream after which a device array may be read or written now."""
-    return place_of(array)[0]
+    return stream_and_capture(array)[0]
 
 
-def place_of(array: Array) -> tuple[int, bool]:
+def stream_and_capture(array: Array) -> tuple[int, bool]:
     """Return the stream after which a device array may be read or written now, and whether the
     array's library orders its memory by this stream."""
-    library = whose(array)
+    library = library_of(array)
     own = library.owns(array.owner)
     if not own:
         interface = getattr(array.owner, "__cuda_array_interface__", None) or {}
@@ -185,12 +185,12 @@ def is_capturing(device: int) -> bool:
 
 def allocate(nbytes: int, like: Array) -> Array:
     """Allocate `nbytes` on the device of an array, with its library."""
-    return whose(like).allocate(like.device_index, max(nbytes, 1))
+    return library_of(like).allocate(like.device_index, max(nbytes, 1))
 
 
 def copy(into: Array, source: Array) -> None:
     """Enqueue a copy within a device on the current stream of the library of `into`."""
-    library = whose(into)
+    library = library_of(into)
     with library.on_stream(into.device_index, library.current_stream(into.device_index)):
         library.copy(into, source)
 
@@ -265,7 +265,7 @@ class Cupy(ArrayLibrary):
     def _view(self, array: Array) -> Any:
         """Return the array as a cupy array of words or bytes."""
         cuda = self._cupy.cuda
-        shape, strides, word = words(array)
+        shape, strides, word = as_words(array)
         start, end = array.extent
         memory = cuda.UnownedMemory(start, end - start, array.owner, array.device_index)
         pointer = cuda.MemoryPointer(memory, array.address - start)
@@ -328,7 +328,7 @@ class _Pinned:
                 self._memory = None
 
 
-def words(array: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+def as_words(array: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Return shape, strides in bytes and word size of an array as words of 1, 2, 4, 8 or 16 bytes.
     Elements of other sizes become rows of bytes."""
     if array.itemsize in (1, 2, 4, 8, 16):
@@ -394,7 +394,7 @@ class Torch(ArrayLibrary):
         if not self.owns(owner):
             owner = torch.as_tensor(owner, device=f"cuda:{array.device_index}")
         storage = owner.untyped_storage()
-        shape, strides, word = words(array)
+        shape, strides, word = as_words(array)
         kind = self._words[word]
         offset, rest = divmod(array.address - storage.data_ptr(), word)
         if rest or any(stride % word for stride in strides):
@@ -439,7 +439,7 @@ _last: ArrayLibrary | None = None  # the owner of the last array
 _others: set[str] = set()
 
 
-def use(library: ArrayLibrary) -> None:
+def register(library: ArrayLibrary) -> None:
     """Let `library` copy the arrays that it owns, from now on: a library other than cupy and torch
     or, in tests, a simulated device."""
     _libraries[library.name] = library

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 TEXT_BYTES = 188
 PAIR = struct.Struct(f"<i{TEXT_BYTES}si{TEXT_BYTES}s")  # a rank, its call; another rank, its call
-NOBODY = -1
+NO_RANK = -1
 
 Known = list[tuple[int, bytes]]
 
 
-def agree(
+def check_consistency(
     group: ProcessGroup,
     call: Call,
     collective: str,
@@ -62,7 +62,7 @@ def agree(
     known: Known = [(group.rank(), _fitted(text.encode()))]
     distance = 1
     while distance < group.size():
-        _learn(known, _swapped(group, call, known, distance))
+        _merge(known, _exchange_findings(group, call, known, distance))
         distance *= 2
     if len(known) > 1:
         rank, theirs = known[1]
@@ -83,7 +83,7 @@ def describe_difference(ours: str, theirs: str) -> tuple[str, str]:
     here, there = _fields(ours), _fields(theirs)
     if here[0] != there[0] or here == there:
         return ours, theirs
-    return _joined(here, there), _joined(there, here)
+    return _shown_fields(here, there), _shown_fields(there, here)
 
 
 def _fields(text: str) -> list[str]:
@@ -95,7 +95,7 @@ def _fields(text: str) -> list[str]:
     return [call, count, dtype, *rest]
 
 
-def _joined(ours: list[str], theirs: list[str]) -> str:
+def _shown_fields(ours: list[str], theirs: list[str]) -> str:
     call, count, dtype, *rest = ours
     size = [count] if count != theirs[1] else []
     if dtype != theirs[2]:
@@ -114,11 +114,11 @@ def _fitted(text: bytes) -> bytes:
     return text[: TEXT_BYTES - len(mark)] + mark
 
 
-def _swapped(group: ProcessGroup, call: Call, known: Known, distance: int) -> Known:
+def _exchange_findings(group: ProcessGroup, call: Call, known: Known, distance: int) -> Known:
     """Send this rank's findings to the rank `distance` above, and return those of the rank
     `distance` below."""
     out, into = _native.empty(PAIR.size), _native.empty(PAIR.size)
-    second = known[1] if len(known) > 1 else (NOBODY, b"")
+    second = known[1] if len(known) > 1 else (NO_RANK, b"")
     memoryview(out)[:] = PAIR.pack(*known[0], *second)
     above = (group.rank() + distance) % group.size()
     below = (group.rank() - distance) % group.size()
@@ -131,5 +131,5 @@ def _swapped(group: ProcessGroup, call: Call, known: Known, distance: int) -> Kn
     ]
 
 
-def _learn(known: Known, heard: Known) -> None:
+def _merge(known: Known, heard: Known) -> None:
     known += [pair for pair in heard if pair[1] != known[0][1]][: 2 - len(known)]

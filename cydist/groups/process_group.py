@@ -26,7 +26,7 @@ from cydist.errors import (
     check_process,
 )
 from cydist.executor import Serial
-from cydist.groups.consistency import agree
+from cydist.groups.consistency import check_consistency
 from cydist.reduce_ops import Op, op_and_factor
 from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration, seconds
 from cydist.work import Work
@@ -375,13 +375,13 @@ class ProcessGroup:
         for work in works:
             call.wait(work)
 
-    def _others(self) -> list[int]:
+    def _other_ranks(self) -> list[int]:
         """Return every other rank, nearest first, so that not all start with rank 0."""
         return [(self._rank + step) % self._size for step in range(1, self._size)]
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         """Copy the root's array to all ranks: a binomial tree, log2 p steps."""
-        agree(self, call, "broadcast", array, root=root)
+        check_consistency(self, call, "broadcast", array, root=root)
         relative = (self._rank - root) % self._size
         mask = 1
         while mask < self._size and not relative & mask:
@@ -400,17 +400,17 @@ class ProcessGroup:
         Every block is reduced by one rank, in rank order with one rounding, so the bits are
         the same on all ranks.
         """
-        agree(self, call, "all_reduce", array, op=op)
+        check_consistency(self, call, "all_reduce", array, op=op)
         blocks = array.split(even_sizes(array.size, self._size))
         mine = blocks[self._rank]
         reduced = mine.empty_like()
         self.reduce_scatter(call, reduced, blocks, op)
-        mine.take(reduced)
+        mine.copy_from(reduced)
         self.all_gather(call, blocks, mine)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents."""
-        agree(self, call, "reduce", array, op=op, root=root)
+        check_consistency(self, call, "reduce", array, op=op, root=root)
         blocks = array.split(even_sizes(array.size, self._size))
         reduced = blocks[self._rank].empty_like()
         self.reduce_scatter(call, reduced, blocks, op)
@@ -418,7 +418,9 @@ class ProcessGroup:
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         """Reduce block r of all ranks' inputs into rank r's output, in rank order."""
-        agree(self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs])
+        check_consistency(
+            self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs]
+        )
         kind, factor = op_and_factor(op)
         sources = [output.empty_like() for _ in range(self._size)]
         own = list(inputs)
@@ -426,8 +428,8 @@ class ProcessGroup:
             own = [block.empty_like() for block in inputs]
             for scaled, block in zip(own, inputs, strict=True):
                 _native.prepare(kind, block.dtype, scaled, block, factor)
-        sources[self._rank].take(own[self._rank])
-        others = self._others()
+        sources[self._rank].copy_from(own[self._rank])
+        others = self._other_ranks()
         self.exchange_arrays(
             call,
             [(own[peer], peer) for peer in others],
@@ -437,10 +439,12 @@ class ProcessGroup:
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
         """Send every rank's array to all ranks: outputs[r] is rank r's."""
-        agree(self, call, "all_gather", array, sizes=[output.size for output in outputs])
+        check_consistency(
+            self, call, "all_gather", array, sizes=[output.size for output in outputs]
+        )
         if not outputs[self._rank].same_memory(array):
-            outputs[self._rank].take(array)
-        others = self._others()
+            outputs[self._rank].copy_from(array)
+        others = self._other_ranks()
         self.exchange_arrays(
             call,
             [(array, peer) for peer in others],
@@ -449,32 +453,32 @@ class ProcessGroup:
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         """Send every rank's array to the root: outputs[r] is rank r's; None off the root."""
-        agree(self, call, "gather", typed=array, root=root)
+        check_consistency(self, call, "gather", typed=array, root=root)
         if outputs is None:
             self.exchange_arrays(call, [(array, root)], [])
             return
         if not outputs[root].same_memory(array):
-            outputs[root].take(array)
-        self.exchange_arrays(call, [], [(outputs[peer], peer) for peer in self._others()])
+            outputs[root].copy_from(array)
+        self.exchange_arrays(call, [], [(outputs[peer], peer) for peer in self._other_ranks()])
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
         """Send inputs[r] of the root to rank r; None off the root."""
-        agree(self, call, "scatter", typed=output, root=root)
+        check_consistency(self, call, "scatter", typed=output, root=root)
         if inputs is None:
             self.exchange_arrays(call, [], [(output, root)])
             return
         if not inputs[root].same_memory(output):
-            output.take(inputs[root])
-        self.exchange_arrays(call, [(inputs[peer], peer) for peer in self._others()], [])
+            output.copy_from(inputs[root])
+        self.exchange_arrays(call, [(inputs[peer], peer) for peer in self._other_ranks()], [])
 
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         """Send inputs[r] to rank r and receive outputs[r] from it. `even`: all blocks have one
         size."""
-        agree(self, call, "all_to_all", typed=outputs[0])
-        outputs[self._rank].take(inputs[self._rank])
-        others = self._others()
+        check_consistency(self, call, "all_to_all", typed=outputs[0])
+        outputs[self._rank].copy_from(inputs[self._rank])
+        others = self._other_ranks()
         self.exchange_arrays(
             call,
             [(inputs[peer], peer) for peer in others],
@@ -486,11 +490,11 @@ class ProcessGroup:
 
         Every rank gathers everything: simple, and suitable for the small arrays of scans.
         """
-        agree(self, call, "scan" if inclusive else "exscan", array, op=op)
+        check_consistency(self, call, "scan" if inclusive else "exscan", array, op=op)
         kind, factor = op_and_factor(op)
         own = array.empty_like()
         if factor is None:
-            own.take(array)
+            own.copy_from(array)
         else:
             _native.prepare(kind, array.dtype, own, array, factor)
         sources = [array.empty_like() for _ in range(self._size)]
@@ -502,7 +506,7 @@ class ProcessGroup:
     def barrier(self, call: Call) -> None:
         """Wait until every rank has made this call: dissemination, log2 p steps (Hensgen, Finkel
         and Manber, Int. J. Parallel Programming 17(1), 1988)."""
-        agree(self, call, "barrier")
+        check_consistency(self, call, "barrier")
 
     # Groups that ranks make, or are not part of, without meeting; optional.
 

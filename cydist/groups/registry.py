@@ -277,7 +277,7 @@ def parse(spec: str) -> dict[str, str]:
     return devices
 
 
-def plain(spec: str) -> str:
+def canonical(spec: str) -> str:
     """Return a backend string in its shortest form: lower case, without spaces, and without devices
     if one backend serves all that it takes. Raises ValueError as `parse`."""
     devices = parse(spec)

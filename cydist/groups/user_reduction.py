@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist.errors import DistBackendError, UnsupportedError
-from cydist.groups.consistency import agree
+from cydist.groups.consistency import check_consistency
 from cydist.groups.process_group import Call, ProcessGroup, even_sizes
 from cydist.reduce_ops import UserReduction
 
@@ -80,7 +80,7 @@ class UserOpReducer:
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
         """Reduce in place on every rank."""
-        self._begin(call, "all_reduce", array)
+        self._start_step(call, "all_reduce", array)
         blocks = self._blocks(array)
         mine = blocks[self._group.rank()]
         self._fold(call, mine, blocks)
@@ -88,23 +88,23 @@ class UserOpReducer:
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents."""
-        self._begin(call, "reduce", array, root=root)
+        self._start_step(call, "reduce", array, root=root)
         at_root = self._group.rank() == root
-        for pieces, sources in self._met(call, self._blocks(array)):
-            self._write(sources[0], self._total(sources))
+        for pieces, sources in self._exchange_pieces(call, self._blocks(array)):
+            self._write(sources[0], self._fold_all(sources))
             self._group.gather(self._part_of(call), sources[0], pieces if at_root else None, root)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         """Reduce block r of all ranks' inputs into rank r's output."""
-        self._begin(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
+        self._start_step(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
         self._fold(call, output, inputs)
 
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place."""
-        self._begin(call, "scan" if inclusive else "exscan", array)
-        for pieces, sources in self._met(call, self._blocks(array), banks=2):
+        self._start_step(call, "scan" if inclusive else "exscan", array)
+        for pieces, sources in self._exchange_pieces(call, self._blocks(array), banks=2):
             prefixes = [source.empty_like() for source in sources]
-            for rank, folded in enumerate(self._folds(sources)):
+            for rank, folded in enumerate(self._prefixes(sources)):
                 if inclusive:
                     self._write(prefixes[rank], folded)
                 elif rank + 1 < len(prefixes):
@@ -113,7 +113,7 @@ class UserOpReducer:
                     self._write(prefixes[0], folded)
             self._exchange(call, pieces, prefixes, pieces)
 
-    def _begin(
+    def _start_step(
         self, call: Call, name: str, array: Array, *, root: int | None = None,
         sizes: Sequence[int] = (),
     ) -> None:  # fmt: skip
@@ -121,7 +121,7 @@ class UserOpReducer:
         self._where = f"{call.name} #{call.seq} on group {self._group.group_name!r}, rank {here}"
         self._group.announce_call(Call(name, call.seq, call.deadline))
         known = [self._count] if self._count else sizes
-        agree(self._group, call, name, array, op=self._op, root=root, sizes=known)
+        check_consistency(self._group, call, name, array, op=self._op, root=root, sizes=known)
 
     def _part_of(self, call: Call) -> Call:
         """Return a Call for a collective that this one is made of."""
@@ -135,13 +135,13 @@ class UserOpReducer:
     def _fold(self, call: Call, output: Array, inputs: Sequence[Array]) -> None:
         """Fold block r of all ranks' inputs into rank r's output, which may be that block."""
         done = 0
-        for _, sources in self._met(call, inputs):
+        for _, sources in self._exchange_pieces(call, inputs):
             count = sources[0].size
             _, into, _ = output.split([done, count, output.size - done - count])
-            self._write(into, self._total(sources))
+            self._write(into, self._fold_all(sources))
             done += count
 
-    def _met(
+    def _exchange_pieces(
         self, call: Call, inputs: Sequence[Array], banks: int = 1
     ) -> Iterator[tuple[list[Array], list[Array]]]:
         """Iterate over pieces: a piece of each of this rank's blocks, and all ranks' contributions
@@ -166,20 +166,20 @@ class UserOpReducer:
         even = all(piece.size == pieces[0].size for piece in pieces)
         self._group.all_to_all(self._part_of(call), outputs, inputs, even)
 
-    def _folds(self, sources: Sequence[Array]) -> Iterator[Elements]:
+    def _prefixes(self, sources: Sequence[Array]) -> Iterator[Elements]:
         """Yield the first contribution, then the result of folding in each further one."""
         folded = self._elements(sources[0])
         yield folded
         for source in sources[1:]:
-            folded = self._folded(folded, self._elements(source))
+            folded = self._apply(folded, self._elements(source))
             yield folded
 
-    def _total(self, sources: Sequence[Array]) -> Elements:
+    def _fold_all(self, sources: Sequence[Array]) -> Elements:
         """Return all contributions folded; intermediate results are not kept."""
-        (total,) = deque(self._folds(sources), maxlen=1)
+        (total,) = deque(self._prefixes(sources), maxlen=1)
         return total
 
-    def _folded(self, low: Elements, high: Elements) -> Elements:
+    def _apply(self, low: Elements, high: Elements) -> Elements:
         import numpy as np
 
         if low.size == 0:

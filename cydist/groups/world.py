@@ -28,7 +28,7 @@ MOST_ASKED = 16  # ranks that are asked at a time for their requests
 
 
 @contextlib.contextmanager
-def typed(doing: str, rank: int) -> Iterator[None]:
+def typed_errors(doing: str, rank: int) -> Iterator[None]:
     """Turn an OSError of this host, such as a missing descriptor, into an error that names rank and
     call.
 
@@ -39,10 +39,10 @@ def typed(doing: str, rank: int) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, DistError):  # some are OSErrors too
             raise
-        from cydist.net.acceptor import explained
+        from cydist.net.acceptor import with_remedy
 
         who = "this rank" if rank < 0 else f"rank {rank}"
-        raise DistNetworkError(f"{doing}, {who}: {explained(error)}") from error
+        raise DistNetworkError(f"{doing}, {who}: {with_remedy(error)}") from error
 
 
 class World:
@@ -94,7 +94,10 @@ class World:
         ranks_store = self.store.part(name, ranks, f"making group {name!r}", timeout)
         parts: dict[str, ProcessGroup] = {}
         try:
-            with ranks_store.report_error(self.rank), typed(f"making group {name!r}", self.rank):
+            with (
+                ranks_store.report_error(self.rank),
+                typed_errors(f"making group {name!r}", self.rank),
+            ):
                 parent = self.groups.get(DEFAULT_GROUP)
                 alike = parent is not None and parent.backend == spec
                 if parent is not None and not (alike and parent.splits_without_peers):
@@ -102,7 +105,7 @@ class World:
                     held = [found for each in devices.values() if (found := self.parent(each))]
                     alone = pg_options is None or all(each.splits_without_peers for each in held)
                     asked = spec if alone else f"{spec} with pg_options"
-                    self._agree(ranks_store, ranks, name, asked, timeout)
+                    self._agree_on_backend(ranks_store, ranks, name, asked, timeout)
                     self.make_parents(devices.values(), name, timeout)
                 elif parent is not None:
                     parent.announce_request(name, spec)
@@ -121,7 +124,7 @@ class World:
         self.groups[name] = group
         return group
 
-    def _agree(
+    def _agree_on_backend(
         self,
         ranks_store: MembershipStore,
         ranks: Sequence[int],
@@ -133,11 +136,13 @@ class World:
         Ranks that did not meet, because their group is split off the default group, then learn it
         in a call on that group.
         """
-        from cydist.rendezvous.check_in import agree
+        from cydist.rendezvous.check_in import agree_on_backend
 
         default = self.groups[DEFAULT_GROUP]
         try:
-            agree(ranks_store, self.rank, ranks, asked, "new_group", self._nonmembers(name))
+            agree_on_backend(
+                ranks_store, self.rank, ranks, asked, "new_group", self._nonmembers(name)
+            )
         except RendezvousError as error:
             shared = default.subgroup(ranks, name, timeout) if error.ranks else None
             if shared is not None:
@@ -167,7 +172,7 @@ class World:
 
     def make_parents(self, backends: Iterable[str], name: str, timeout: float) -> None:
         """Make the parent groups that these backends need. Called on every rank of the world."""
-        from cydist.rendezvous.check_in import agree
+        from cydist.rendezvous.check_in import agree_on_backend
 
         others, all_ranks = self._nonmembers(name), range(self.size)
         name = f"{name}/all"
@@ -175,7 +180,9 @@ class World:
             if registry.find(backend).of_all and self.parent(backend) is None:
                 ranks_store = self.store.part(name, all_ranks, f"making group {name!r}", timeout)
                 with ranks_store.report_error(self.rank):
-                    agree(ranks_store, self.rank, all_ranks, backend, "new_group", others)
+                    agree_on_backend(
+                        ranks_store, self.rank, all_ranks, backend, "new_group", others
+                    )
                     made = self.make_one(ranks_store, all_ranks, name, backend, timeout, None)
                 self.parent_groups[backend] = made
 

@@ -25,11 +25,11 @@ from cydist.launch.console import consoles
 from cydist.launch.environment import new_generation
 from cydist.launch.failures import about_to_fail, first_failure, ranks_text, remove_files, report
 from cydist.launch.options import STREAMS, LaunchOptions
-from cydist.launch.output import Lines, LogFile, Stream
+from cydist.launch.output import Lines, LogFile, OutputStream
 from cydist.launch.processes import exit_code, kill_descendants, signal_descendants
 from cydist.launch.supervisor import FINAL_WAIT_SECONDS, ignore_signal
 from cydist.launch.workers import Worker
-from cydist.waiting import LONGEST_WAIT, Rounds, duration
+from cydist.waiting import LONGEST_WAIT, LoopGuard, duration
 
 # A worker that has just printed a traceback may take this long to end, so that the launcher's
 # signal does not hide its exit code.
@@ -38,7 +38,7 @@ SETTLE_SECONDS = 1.0
 SWEEP_SECONDS = 1.0
 
 
-class Stage(enum.Enum):
+class JobStage(enum.Enum):
     """The stages of one generation of workers."""
 
     RUNNING = enum.auto()
@@ -57,13 +57,13 @@ class Job:
         self.abandoned = False  # the outer process is dead
         self._consoles = consoles()
         self._workers: list[Worker] = []
-        self._streams: dict[int, Stream] = {}
-        self._stage = Stage.RUNNING
+        self._streams: dict[int, OutputStream] = {}
+        self._stage = JobStage.RUNNING
         self._deadline: float | None = None
         self._now = time.monotonic()
         self._first: Worker | None = None
         self._selector = selectors.DefaultSelector()
-        self._rounds = Rounds("cydistrun", self._say)
+        self._loop_guard = LoopGuard("cydistrun", self._print)
         self._files = ""
         self._logs = ""
 
@@ -82,14 +82,14 @@ class Job:
             self._logs = self._log_directory()
             return self._run_generations()
         except (OSError, RendezvousError) as error:
-            self._say(f"cydistrun: {error}\n")
+            self._print(f"cydistrun: {error}\n")
             return 1
         finally:
             left = kill_descendants(FINAL_WAIT_SECONDS)
             remove_files(self._files)
             if not self.abandoned:
                 if left:
-                    self._say(f"cydistrun: cannot be killed: {', '.join(map(str, left))}\n")
+                    self._print(f"cydistrun: cannot be killed: {', '.join(map(str, left))}\n")
                 for console in set(self._consoles.values()):
                     # All workers are gone, so a pager may take its time, as with any program.
                     told = self.stopped_by is not None
@@ -102,11 +102,11 @@ class Job:
                 break
             if self._first is None:
                 return 0
-            self._say(report(self._first, self._workers))
+            self._print(report(self._first, self._workers))
             for worker in self._workers:
                 worker.close()
             if number < self.options.max_restarts:
-                self._say(
+                self._print(
                     f"cydistrun: starting all {self.options.local_size} ranks again (restart "
                     f"{number + 1} of {self.options.max_restarts})\n"
                 )
@@ -123,7 +123,7 @@ class Job:
 
     def _run_generation(self, number: int) -> None:
         """Start all workers, and return when they and all their descendants have ended."""
-        self._stage, self._deadline, self._first = Stage.RUNNING, None, None
+        self._stage, self._deadline, self._first = JobStage.RUNNING, None, None
         generation = new_generation(self.options, number)
         inherited = dict(os.environ)
         first_rank = self.options.node_rank * self.options.local_size
@@ -140,7 +140,7 @@ class Job:
                     self._watch(worker)
         finally:
             generation.close()
-        self._loop(lambda: self._stage is Stage.SWEEPING)
+        self._loop(lambda: self._stage is JobStage.SWEEPING)
         self._loop(lambda: not signal_descendants(0))
         kill_descendants(FINAL_WAIT_SECONDS)
         for fd in list(self._streams):
@@ -152,12 +152,12 @@ class Job:
     def _loop(self, done: Callable[[], bool]) -> None:
         """Handle events until `done()`, the outer process dies, or the stage's time is over."""
         while not self.abandoned:
-            with self._rounds:
+            with self._loop_guard:
                 self._advance()  # first, since a round that raised may have skipped it
                 if done():
                     return
                 self._round()
-                if self._stage is Stage.SWEEPING and self._over():
+                if self._stage is JobStage.SWEEPING and self._over():
                     return
 
     def _round(self) -> None:
@@ -171,39 +171,39 @@ class Job:
             try:
                 key.data()
             except Exception as error:
-                self._rounds.note(error)  # other workers do not wait for this one
+                self._loop_guard.record(error)  # other workers do not wait for this one
 
     def _over(self) -> bool:
         return self._deadline is not None and self._now >= self._deadline
 
     def _advance(self) -> None:
         """Go to the next stage when it is time."""
-        if self._stage is Stage.SWEEPING:
+        if self._stage is JobStage.SWEEPING:
             return
         if not any(worker.running for worker in self._workers):
             self._choose()
-            self._enter(Stage.SWEEPING, SWEEP_SECONDS)
+            self._enter(JobStage.SWEEPING, SWEEP_SECONDS)
             signal_descendants(signal.SIGTERM)
-        elif self._stage is Stage.RUNNING and any(worker.code for worker in self._workers):
-            self._enter(Stage.SETTLING, SETTLE_SECONDS)
-        if self._stage is Stage.SETTLING and (
+        elif self._stage is JobStage.RUNNING and any(worker.code for worker in self._workers):
+            self._enter(JobStage.SETTLING, SETTLE_SECONDS)
+        if self._stage is JobStage.SETTLING and (
             self._over() or not any(about_to_fail(worker, self._now) for worker in self._workers)
         ):
             self._choose()
             self._stop(signal.SIGTERM)
-        if self._stage is Stage.STOPPING and self._over():
+        if self._stage is JobStage.STOPPING and self._over():
             late = [worker.rank for worker in self._workers if worker.running]
-            self._say(
+            self._print(
                 f"cydistrun: {ranks_text(late)} did not end within {self.options.grace:g} s: "
                 "killed\n"
             )
             self._kill()
-        if self._stage is Stage.KILLING and self._over():
+        if self._stage is JobStage.KILLING and self._over():
             # SIGKILL did not end them: they are in an uninterruptible wait. The final report lists
             # their pids.
-            self._enter(Stage.SWEEPING, 0.0)
+            self._enter(JobStage.SWEEPING, 0.0)
 
-    def _enter(self, stage: Stage, seconds: float) -> None:
+    def _enter(self, stage: JobStage, seconds: float) -> None:
         self._stage = stage
         self._deadline = time.monotonic() + duration(seconds)
 
@@ -216,12 +216,12 @@ class Job:
 
     def _stop(self, number: int) -> None:
         """Send signal `number` to every worker's process group, and start the grace period."""
-        self._enter(Stage.STOPPING, self.options.grace)
+        self._enter(JobStage.STOPPING, self.options.grace)
         for worker in self._workers:
             worker.end(number)
 
     def _kill(self) -> None:
-        self._enter(Stage.KILLING, FINAL_WAIT_SECONDS)
+        self._enter(JobStage.KILLING, FINAL_WAIT_SECONDS)
         for worker in self._workers:
             worker.end(signal.SIGKILL)
 
@@ -236,15 +236,15 @@ class Job:
                 for worker in self._workers:
                     # Not SIGTSTP: it does nothing to processes without a terminal.
                     worker.send(signal.SIGSTOP if number == signal.SIGTSTP else signal.SIGCONT)
-            elif self._stage in (Stage.RUNNING, Stage.SETTLING):
-                self._say(f"cydistrun: {signal.Signals(number).name}: ending all ranks\n")
-                if self._stage is Stage.RUNNING:
+            elif self._stage in (JobStage.RUNNING, JobStage.SETTLING):
+                self._print(f"cydistrun: {signal.Signals(number).name}: ending all ranks\n")
+                if self._stage is JobStage.RUNNING:
                     self.stopped_by = number
                 self._choose()
                 self._stop(number)
-            elif self._stage is Stage.STOPPING and number == signal.SIGINT:
+            elif self._stage is JobStage.STOPPING and number == signal.SIGINT:
                 self._kill()
-            elif self._stage is Stage.SWEEPING and self.stopped_by is None:
+            elif self._stage is JobStage.SWEEPING and self.stopped_by is None:
                 self.stopped_by = number
 
     def _reap(self, wake: int) -> None:
@@ -265,7 +265,7 @@ class Job:
 
     def _pause(self, seconds: float) -> None:
         """Wait before a restart; a signal ends it."""
-        self._enter(Stage.SWEEPING, seconds)
+        self._enter(JobStage.SWEEPING, seconds)
         self._loop(lambda: self.stopped_by is not None)
 
     # Output.
@@ -283,7 +283,7 @@ class Job:
             prefix = console.prefix(worker.rank) if self.options.prefix else b""
             lines = Lines(prefix, console) if shown else None
             logged = stream in worker.logs
-            self._streams[fd] = Stream(fd, sinks, lines, console, logged=logged)
+            self._streams[fd] = OutputStream(fd, sinks, lines, console, logged=logged)
             self._register(fd, partial(self._read, fd))
 
     def _read(self, fd: int) -> bool:
@@ -333,7 +333,7 @@ class Job:
     ) -> None:
         self._selector.register(fd, events, handler)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._consoles[2].write(text.encode(errors="replace"), must=True)
 
     def _log_directory(self) -> str:
@@ -345,7 +345,7 @@ class Job:
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.options.run_id)
         logs = tempfile.mkdtemp(prefix=f"{safe}_", dir=self.options.log_dir or None)
         if not self.options.log_dir:
-            self._say(f"cydistrun: logs are in {logs}\n")
+            self._print(f"cydistrun: logs are in {logs}\n")
         return logs
 
     def _open_logs(self, worker: Worker, number: int) -> None:

@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         twin = config.Variable((f"PET_{names[0][2:].replace('-', '_').upper()}",), "", "")
         self._flags.update(dict.fromkeys(names, flag))
         if flag:
-            group.add_argument(*names, action="store_true", default=twin.on(), **more)
+            group.add_argument(*names, action="store_true", default=twin.is_on(), **more)
         else:
             group.add_argument(*names, default=twin.get() or default, **more)
 
@@ -313,7 +313,7 @@ def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
             port = int(tail)
     if nodes > 1 and not address:
         raise ValueError("several hosts need --master-addr, the address of host 0")
-    if nodes > 1 and not config.INSECURE.on() and not os.path.isfile(config.SECRET_FILE.get()):
+    if nodes > 1 and not config.INSECURE.is_on() and not os.path.isfile(config.SECRET_FILE.get()):
         raise ValueError(
             "several hosts need the same secret: set CYDIST_SECRET_FILE on each to a file of mode "
             "0600 (openssl rand -hex 32)"

@@ -95,7 +95,7 @@ def last_state(line: bytes) -> bytes:
     return next((state for state in reversed(line.split(b"\r")) if state), b"")
 
 
-class Stream:
+class OutputStream:
     """One pipe of one worker, with the destinations of its bytes."""
 
     def __init__(

@@ -35,7 +35,7 @@ _TRACEBACK_BYTES = 16 << 10
 _WHEN = struct.Struct("d")  # time.monotonic(), which all processes of a host share
 
 
-class _Place(NamedTuple):
+class _SpawnedRank(NamedTuple):
     """A child's place in the job; sent through multiprocessing's own pipe."""
 
     rank: int
@@ -203,7 +203,7 @@ def spawn(
     with contextlib.closing(new_ports("127.0.0.1")) as ports:
         try:
             for rank in range(nprocs):
-                place = _Place(
+                place = _SpawnedRank(
                     rank,
                     nprocs,
                     run_id,
@@ -232,7 +232,7 @@ def spawn(
     return None
 
 
-def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any) -> None:
+def _run(place: _SpawnedRank, report: Connection, fn: Callable[..., object], args: Any) -> None:
     """In a child: become a rank, call `fn`, report an exception to the parent."""
     if place.parent:
         die_with(place.parent)
@@ -251,7 +251,7 @@ def _run(place: _Place, report: Connection, fn: Callable[..., object], args: Any
         sys.exit(1)
 
 
-def _become(place: _Place) -> None:
+def _become(place: _SpawnedRank) -> None:
     """Set the variables that `env://` reads, and put secret and socket in their places."""
     rank, size = str(place.rank), str(place.size)
     remove_stale(os.environ)

@@ -82,10 +82,10 @@ def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
     os.close(lifeline)
     code = _forward_until_exit(child, wake_read, forward, forwarded)
     if code < 0:
-        _say(f"cydistrun: the launcher's inner process was {pretty_exit(code)}; the job is over")
+        _print(f"cydistrun: the launcher's inner process was {pretty_exit(code)}; the job is over")
         left = kill_descendants(FINAL_WAIT_SECONDS, besides=outsiders)
     if code < 0 and left:
-        _say(f"cydistrun: these processes cannot be killed: {', '.join(map(str, left))}")
+        _print(f"cydistrun: these processes cannot be killed: {', '.join(map(str, left))}")
     return exit_code(code)
 
 
@@ -112,6 +112,6 @@ def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]
             return os.waitstatus_to_exitcode(status)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

@@ -39,7 +39,7 @@ def no_descriptor(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def explained(error: Exception) -> str:
+def with_remedy(error: Exception) -> str:
     """Return the error's text, with a remedy if descriptors are short."""
     hint = ": close files, or raise the limit (ulimit -n)" if no_descriptor(error) else ""
     return f"{error}{hint}"
@@ -51,13 +51,13 @@ class HandshakeSocket:
     deadline    on time.monotonic(); the owner enforces it
     """
 
-    __slots__ = ("_received", "deadline", "shake", "sock", "unsent")
+    __slots__ = ("_received", "deadline", "handshake", "sock", "unsent")
 
     def __init__(
-        self, sock: socket.socket, shake: ClientHandshake | ServerHandshake, deadline: float
+        self, sock: socket.socket, handshake: ClientHandshake | ServerHandshake, deadline: float
     ) -> None:
         self.sock = sock
-        self.shake = shake
+        self.handshake = handshake
         self.deadline = deadline
         self.unsent = b""
         self._received = b""
@@ -77,21 +77,21 @@ class HandshakeSocket:
         Raises OSError, and the handshake's errors after the refusal was sent.
         """
         try:
-            part = self.sock.recv(self.shake.needs - len(self._received))
+            part = self.sock.recv(self.handshake.needs - len(self._received))
         except (BlockingIOError, InterruptedError):
             return False
         if not part:
             raise ConnectionResetError(errno.ECONNRESET, "closed during the handshake")
         self._received += part
-        self.shake.check_beginning(self._received)
-        if len(self._received) < self.shake.needs:
+        self.handshake.check_beginning(self._received)
+        if len(self._received) < self.handshake.needs:
             return False
         message, self._received = self._received, b""
         try:
-            self.unsent += self.shake.receive(message)
+            self.unsent += self.handshake.receive(message)
         except AuthenticationError:
             with contextlib.suppress(OSError):
-                self.sock.send(self.shake.farewell, socket.MSG_NOSIGNAL)
+                self.sock.send(self.handshake.refusal, socket.MSG_NOSIGNAL)
             raise
         return True
 
@@ -100,7 +100,7 @@ class PendingPeer(HandshakeSocket):
     """An accepted connection that has not proved yet that it knows the job's secret."""
 
     __slots__ = ()
-    shake: ServerHandshake
+    handshake: ServerHandshake
 
 
 class Acceptor:
@@ -183,7 +183,7 @@ class Acceptor:
         return None
 
     @property
-    def alarm(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return the time at which `expire` must be called next; None: never."""
         oldest = next(iter(self._pending_peers.values()), None)
         times = [] if oldest is None else [oldest.deadline]
@@ -233,11 +233,11 @@ class Acceptor:
         there = auth.address_of(sock)
         try:
             endpoints = auth.endpoints_of(sock, accepted=True)
-            shake = ServerHandshake(
+            handshake = ServerHandshake(
                 self._secret, self._channel, self._job, there, self._also, endpoints
             )
-            peer = PendingPeer(sock, shake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
-            peer.unsent = shake.greeting
+            peer = PendingPeer(sock, handshake, time.monotonic() + auth.HANDSHAKE_TIMEOUT)
+            peer.unsent = handshake.greeting
             sock.setblocking(False)
             peer.flush()
             self._selector.register(sock, selectors.EVENT_READ, self)
@@ -269,7 +269,7 @@ class Acceptor:
         oldest = next(iter(self._pending_peers.values()))
         due = oldest.deadline - auth.HANDSHAKE_TIMEOUT + GRACE
         if due > time.monotonic():
-            self._rest(due)
+            self._pause_until(due)
             return False
         return True
 
@@ -293,9 +293,9 @@ class Acceptor:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             if not more:
                 break
-        self._rest(time.monotonic() + _PAUSE)
+        self._pause_until(time.monotonic() + _PAUSE)
 
-    def _rest(self, until: float) -> None:
+    def _pause_until(self, until: float) -> None:
         for listener in self._listeners:
             self._selector.unregister(listener)
         self._reopen = until

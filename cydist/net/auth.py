@@ -45,9 +45,9 @@ from cydist.errors import (
 )
 from cydist.net.secret import (
     SECRET_BYTES,
-    configured,
     forget_secret,
     insecure,
+    is_configured,
     is_public,
     new_secret,
     secret,
@@ -67,7 +67,7 @@ __all__ = [
     "address_of",
     "authenticate_client",
     "authenticate_server",
-    "configured",
+    "is_configured",
     "endpoints_of",
     "forget_secret",
     "hkdf",
@@ -153,7 +153,7 @@ def _endpoint(name: tuple[str, int]) -> bytes:
     return address + port.to_bytes(2, "big")
 
 
-def _spelled(endpoints: bytes) -> str:
+def _endpoints_text(endpoints: bytes) -> str:
     """Return "client -> server" for messages."""
     shown = []
     for end in (endpoints[:_ENDPOINT_BYTES], endpoints[_ENDPOINT_BYTES:]):
@@ -166,7 +166,7 @@ def _spelled(endpoints: bytes) -> str:
 
 
 def _settings(secret: bytes) -> int:
-    return config.NAT.on() | is_public(secret) << 1
+    return config.NAT.is_on() | is_public(secret) << 1
 
 
 # The handshake, without any input or output of its own
@@ -177,14 +177,22 @@ class _Handshake:
 
     needs       bytes that `receive` wants next; 0 when nothing more is expected
     done        both sides are authenticated
-    farewell    after AuthenticationError: bytes to send before closing, so that the other side
+    refusal     after AuthenticationError: bytes to send before closing, so that the other side
                 learns the reason
     endpoints   of the connection, as this side sees them (`endpoints_of`)
     """
 
     __slots__ = (
-        "_secret", "_settings", "_theirs", "channel", "done", "endpoints", "farewell", "job",
-        "needs", "there",
+        "_secret",
+        "_settings",
+        "_theirs",
+        "channel",
+        "done",
+        "endpoints",
+        "job",
+        "needs",
+        "refusal",
+        "there",
     )  # fmt: skip
 
     def __init__(
@@ -198,7 +206,7 @@ class _Handshake:
         self.endpoints = endpoints
         self.done = False
         self.needs = 0
-        self.farewell = b""
+        self.refusal = b""
         self._secret = secret
         self._settings = _settings(secret)
         self._theirs = (self._settings, endpoints)  # the other side's greeting
@@ -244,10 +252,10 @@ class _Handshake:
         if self._theirs[1] == self.endpoints:
             return _CHANGED
         return (
-            f"this side sees a connection {_spelled(self.endpoints)}, the other side one "
-            f"{_spelled(self._theirs[1])}. If a network between the hosts translates addresses, "
-            f"set {config.NAT.names[0]}=1 on every rank of the job; if none does, somebody relays "
-            "the connection"
+            f"this side sees a connection {_endpoints_text(self.endpoints)}, the other side one "
+            f"{_endpoints_text(self._theirs[1])}. If a network between the hosts translates "
+            f"addresses, set {config.NAT.names[0]}=1 on every rank of the job; if none does, "
+            "somebody relays the connection"
         )
 
 
@@ -297,7 +305,7 @@ class ServerHandshake(_Handshake):
         if not why and wanted not in (self.channel, self._also or self.channel):
             why = "channel"
         if why:
-            self.farewell = _REFUSALS[why]
+            self.refusal = _REFUSALS[why]
             raise self._refused(why)
         self.channel = wanted
         self.claim = claim[:claim_bytes]
@@ -349,7 +357,7 @@ class ClientHandshake(_Handshake):
         Another service's or version's greeting may be shorter, and must not cost the deadline.
         """
         if not self.answered and data[: len(_MAGIC)] != _MAGIC[: len(data)]:
-            raise DistNetworkError(_stranger(self.there, data))
+            raise DistNetworkError(_not_cydist(self.there, data))
 
     @property
     def answered(self) -> bool:
@@ -376,7 +384,7 @@ class ClientHandshake(_Handshake):
         answer = body + self._mac(b"client", greeting + body)
         why = self._compare(settings, endpoints)
         if why:
-            self.farewell = answer  # from which the server draws the same conclusion
+            self.refusal = answer  # from which the server draws the same conclusion
             raise self._refused(why)
         self._transcript = greeting + answer
         self.needs = _MAC_BYTES
@@ -394,7 +402,7 @@ class ClientHandshake(_Handshake):
         return b""
 
 
-def _stranger(there: str, greeting: bytes) -> str:
+def _not_cydist(there: str, greeting: bytes) -> str:
     if greeting[:7] == _MAGIC[:7] and len(greeting) > 7:
         return (
             f"{there} speaks version {greeting[7]} of cydist's protocol, this process version "
@@ -422,12 +430,12 @@ def authenticate_server(
     PeerFailedError (it hung up). The caller then closes the socket.
     """
     there = address_of(sock)
-    conversation = _Channel(sock, there, deadline)
-    endpoints = conversation.endpoints(accepted=True)
+    connection = _BlockingHandshake(sock, there, deadline)
+    endpoints = connection.endpoints(accepted=True)
     handshake = ServerHandshake(_or_ours(secret), channel, job, there, endpoints=endpoints)
-    with conversation:
-        conversation.send(handshake.greeting)
-        conversation.exchange(handshake)
+    with connection:
+        connection.send(handshake.greeting)
+        connection.exchange(handshake)
     return handshake.claim
 
 
@@ -451,12 +459,12 @@ def authenticate_client(
     it has no descriptor left). The caller then closes the socket.
     """
     there = address_of(sock)
-    conversation = _Channel(sock, there, deadline, patience)
-    endpoints = conversation.endpoints(accepted=False)
+    connection = _BlockingHandshake(sock, there, deadline, patience)
+    endpoints = connection.endpoints(accepted=False)
     handshake = ClientHandshake(_or_ours(secret), channel, job, claim, there, endpoints)
-    with conversation:
+    with connection:
         while not handshake.done:
-            conversation.exchange(handshake)
+            connection.exchange(handshake)
 
 
 def _or_ours(value: bytes | None) -> bytes:
@@ -475,7 +483,7 @@ def address_of(sock: socket.socket) -> str:
     return "a local process"
 
 
-class _Channel:
+class _BlockingHandshake:
     """Send and receive whole messages on a socket until a deadline, and restore its timeout.
 
     It also ends when the other side has been silent for `patience` seconds. Silence is counted in
@@ -496,7 +504,7 @@ class _Channel:
         self._patience = patience
         self._timeout = sock.gettimeout()
 
-    def __enter__(self) -> _Channel:
+    def __enter__(self) -> _BlockingHandshake:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -532,7 +540,7 @@ class _Channel:
             answer = handshake.receive(data)
         except AuthenticationError:
             with contextlib.suppress(DistNetworkError, DistTimeoutError):
-                self.send(handshake.farewell)
+                self.send(handshake.refusal)
             raise
         if answer:
             self.send(answer)

@@ -29,12 +29,12 @@ PATIENCE = 10.0
 Resolved = tuple[int, int, int, str, tuple[str, int]]
 
 
-def chosen() -> list[str]:
+def chosen_interfaces() -> list[str]:
     """Return the interfaces that CYDIST_SOCKET_IFNAME names."""
     return [name.strip() for name in config.INTERFACES.get().split(",") if name.strip()]
 
 
-def of_interface(name: str) -> list[str]:
+def interface_addresses(name: str) -> list[str]:
     """Return a network interface's numeric addresses, or `name` itself if it is an address.
 
     Raises DistNetworkError when there is no such interface, or it has no address.
@@ -54,7 +54,7 @@ def of_interface(name: str) -> list[str]:
     return found
 
 
-def ipv4_of_interface(name: str) -> str:
+def interface_ipv4(name: str) -> str:
     """Return the IPv4 address of an interface. Raises RendezvousError if it has none."""
     found = _ipv4(name)
     if not found:
@@ -90,7 +90,7 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def way_out(
+def source_address(
     to: tuple[str, int], prepare: Callable[[socket.socket], object] = lambda sock: None
 ) -> Any:
     """Return this host's address, as a socket has it, from which packets to `to` leave.
@@ -105,7 +105,7 @@ def way_out(
         return probe.getsockname()
 
 
-def towards(host: str, deadline: float | None = None) -> str:
+def address_towards(host: str, deadline: float | None = None) -> str:
     """Return this host's address from which packets to `host`, a name or address, leave.
 
     Hosts that reach `host` reach this one there.
@@ -120,20 +120,20 @@ def towards(host: str, deadline: float | None = None) -> str:
         raise RendezvousError(f"no address for {host!r}: {error}") from None
     for _, _, _, _, address in answers:
         try:
-            return str(way_out(address)[0])
+            return str(source_address(address)[0])
         except OSError:
             continue
     raise RendezvousError(f"no way from this host to {host!r}")
 
 
-def outwards() -> str | None:
+def outgoing_address() -> str | None:
     """Return this host's IPv4 address from which packets to other hosts leave; None: no route."""
-    return _elsewhere(_ELSEWHERE[0])
+    return _address_towards(_ELSEWHERE[0])
 
 
-def _elsewhere(host: str) -> str | None:
+def _address_towards(host: str) -> str | None:
     try:
-        return str(way_out((host, _DISCARD))[0])
+        return str(source_address((host, _DISCARD))[0])
     except OSError:
         return None
 
@@ -146,10 +146,10 @@ def public_address() -> str:
 
     Raises DistNetworkError when the configured interface is missing or has no address.
     """
-    for name in chosen():
-        return of_interface(name)[0]
+    for name in chosen_interfaces():
+        return interface_addresses(name)[0]
     for target in _ELSEWHERE:
-        address = _elsewhere(target)
+        address = _address_towards(target)
         if address:
             return address
     try:

@@ -36,7 +36,7 @@ _warned = False
 
 def insecure() -> bool:
     """Return whether CYDIST_INSECURE=1 switches authentication off."""
-    return config.INSECURE.on()
+    return config.INSECURE.is_on()
 
 
 def secret() -> bytes:
@@ -61,7 +61,7 @@ def secret() -> bytes:
         return _secret
 
 
-def configured() -> bool:
+def is_configured() -> bool:
     """Return whether there is already a secret that `set_secret` would not replace."""
     return (
         _secret is not None
@@ -102,7 +102,7 @@ def forget_secret() -> None:
 
 def _configured_secret() -> bytes | None:
     """Return the secret that a launcher or the user gave explicitly; None: neither did."""
-    fd = config.SECRET_FD.take()
+    fd = config.SECRET_FD.pop()
     if fd:
         return _read_descriptor(fd)
     path = config.SECRET_FILE.get()

@@ -152,7 +152,7 @@ def _apply_verdict(verdict: bytes, world_size: int, number: int) -> None:
         raise RendezvousError(verdict[1:].decode())
 
 
-def agree(
+def agree_on_backend(
     part: MembershipStore, rank: int, ranks: Sequence[int], backend: str, what: str,
     elsewhere: Callable[[Sequence[int]], dict[int, str]],
 ) -> None:  # fmt: skip

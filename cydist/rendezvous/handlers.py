@@ -25,7 +25,7 @@ from cydist.errors import (
     StoreTimeoutError,
 )
 from cydist.net import auth
-from cydist.net.interfaces import public_address, towards
+from cydist.net.interfaces import address_towards, public_address
 from cydist.rendezvous import launcher_env
 from cydist.rendezvous.check_in import StaleCheckIn, check_in
 from cydist.rendezvous.launcher_env import check_mpi_agrees, default_backend, launcher
@@ -47,7 +47,7 @@ _MPI_TAG = 32_749  # every MPI has tags up to 32,767, and no other message has t
 # Seconds between checks of a rank that waits for rank 0's next store.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
-# Seconds for which an address on a board is tried before the board is read again: the first time,
+# Seconds for which an address in a shared store is tried before it is read again: the first time,
 # and at most. Then the seconds for which another service than this start's store may answer there,
 # since rank 0 listens before it has written its address.
 _FIRST_TRY, _LONGEST_TRY = 1.0, 30.0
@@ -62,7 +62,7 @@ class _InitArguments(NamedTuple):
     world_size: int | None
     group_name: str
     deadline: float
-    boards: ExitStack  # closed when all have met
+    shared_stores: ExitStack  # closed when all have met
 
     @property
     def remaining(self) -> float:
@@ -120,8 +120,10 @@ def rendezvous(
         raise ValueError("give init_method or store, not both")
     deadline = time.monotonic() + duration(timeout)
     url = None if init_method is None else _split(init_method)
-    with ExitStack() as boards:
-        call = _InitArguments(url, _given(rank), _given(world_size), group_name, deadline, boards)
+    with ExitStack() as shared_stores:
+        call = _InitArguments(
+            url, _given(rank), _given(world_size), group_name, deadline, shared_stores
+        )
         if store is not None:
             here, size = call.with_rank("an explicit store")
             return check_in(
@@ -172,23 +174,23 @@ def _retry(call: _InitArguments, rank: int, pause: float) -> None:
     time.sleep(min(pause, call.remaining))
 
 
-def rendezvous_by(
-    board: Any, host: Callable[[float], str], *, rank: int, world_size: int, timeout: Timeout
+def rendezvous_through(
+    shared_store: Any, host: Callable[[float], str], *, rank: int, world_size: int, timeout: Timeout
 ) -> tuple[MembershipStore, int, int]:
-    """Meet the ranks that share `board`, a store of another library; returns as `rendezvous`.
+    """Meet the ranks that share a store of another library; returns as `rendezvous`.
 
     Only an address is taken from that store: rank 0 opens one of cydist's stores, whose members
-    authenticate, and writes its address to `board`.
+    authenticate, and writes its address to `shared_store`.
 
     host    deadline -> the address at which rank 0's store listens; called on rank 0 only
     """
     deadline = time.monotonic() + duration(timeout)
-    with ExitStack() as boards:
-        call = _InitArguments(None, rank, world_size, "", deadline, boards)
+    with ExitStack() as shared_stores:
+        call = _InitArguments(None, rank, world_size, "", deadline, shared_stores)
         call.with_rank("a store")
 
         def handler(call: _InitArguments) -> tuple[Any, int, int]:
-            return _via_board(board, call, lambda: host(deadline)), rank, world_size
+            return _via_shared_store(shared_store, call, lambda: host(deadline)), rank, world_size
 
         return _check_in_by(call, handler, timeout, "")
 
@@ -224,10 +226,10 @@ def _with_query(call: _InitArguments) -> _InitArguments:
 
 def _from_launcher(call: _InitArguments) -> _InitArguments:
     """Fill in rank and size from the launcher."""
-    place = launcher_env.place()
+    placement = launcher_env.placement()
     return call._replace(
-        rank=place.rank if call.rank is None else call.rank,
-        world_size=place.size if call.world_size is None else call.world_size,
+        rank=placement.rank if call.rank is None else call.rank,
+        world_size=placement.size if call.world_size is None else call.world_size,
     )
 
 
@@ -276,35 +278,36 @@ def _by_agent(call: _InitArguments, host: str, port: int) -> Store:
     agent = torch_distributed.TCPStore(
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
-    board = PrefixStore(f"cydist/{launcher_env.job_id()}/{call.group_name}", agent)
-    return _via_board(board, call, lambda: towards(host, call.deadline))
+    shared_store = PrefixStore(f"cydist/{launcher_env.job_id()}/{call.group_name}", agent)
+    return _via_shared_store(shared_store, call, lambda: address_towards(host, call.deadline))
 
 
-def _via_board(board: Store, call: _InitArguments, where: Callable[[], str]) -> Store:
-    """Let rank 0 open a store at `where` and write on `board` how to reach it; other ranks read
+def _via_shared_store(shared_store: Store, call: _InitArguments, where: Callable[[], str]) -> Store:
+    """Let rank 0 open a store at `where` and write in `shared_store` how to reach it; other ranks
+    read
     that.
 
-    The address on the board may be left from an earlier start of the job, whose ranks are gone. So
+    The address there may be left from an earlier start of the job, whose ranks are gone. So
     rank 0 writes a new random name with its address, and a store admits only ranks that know its
-    name. A rank that finds no store at the address, or a different one, reads the board again.
+    name. A rank that finds no store at the address, or a different one, reads it again.
     """
     rank, _ = call.with_rank("env://")
     if rank == 0:
         host, name = where(), os.urandom(8).hex()
         store = _tcp(call, host, 0, name)
         with close_on_error(store):
-            board.set("address", f"{host} {store.port} {name}")
+            shared_store.set("address", f"{host} {store.port} {name}")
         return store
-    patience, wrong = _FIRST_TRY, _Since()
+    patience, wrong = _FIRST_TRY, _UnchangedSince()
     while True:
         try:
-            board.wait(["address"], call.remaining)
+            shared_store.wait(["address"], call.remaining)
         except RuntimeError as error:
             raise RendezvousError(
                 f"rendezvous: timeout: rank 0 has not said where its store is ({error})",
                 ranks=(0,),
             ) from None
-        address = board.get("address").decode()
+        address = shared_store.get("address").decode()
         host, port, name = address.split()
         attempt = call._replace(deadline=min(call.deadline, time.monotonic() + patience))
         try:
@@ -319,7 +322,7 @@ def _via_board(board: Store, call: _InitArguments, where: Callable[[], str]) -> 
         patience = min(2 * patience, _LONGEST_TRY)
 
 
-class _Since:
+class _UnchangedSince:
     """Measures for how long a value has been the same."""
 
     def __init__(self) -> None:
@@ -341,7 +344,7 @@ def _without_address(call: _InitArguments) -> Store:
     which no code can catch.
     """
     _, size = call.with_rank("env://")
-    if not (launcher_env.place().single_host and launcher_env.job_id()):
+    if not (launcher_env.placement().single_host and launcher_env.job_id()):
         MPI = launcher_env.import_mpi() if launcher_env.under_mpi() else None
         if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
             return _by_mpi(call, MPI)
@@ -355,9 +358,9 @@ def _without_address(call: _InitArguments) -> Store:
     # The first rank empties a file that an earlier start left behind. Rank 0 uses it until all have
     # met, so that no later rank empties it again.
     path = str(launcher_env.job_file(launcher_env.job_id()))
-    board = FileStore(path, size, call.remaining, fresh=True)
-    call.boards.callback(board.close)
-    return _via_board(board, call, lambda: "127.0.0.1")
+    shared_store = FileStore(path, size, call.remaining, fresh=True)
+    call.shared_stores.callback(shared_store.close)
+    return _via_shared_store(shared_store, call, lambda: "127.0.0.1")
 
 
 def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
@@ -378,10 +381,10 @@ def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
                 ranks=(0,),
             )
         secret, fresh, port, name = _ADDRESS.unpack(message)
-        if fresh and not auth.configured():
+        if fresh and not auth.is_configured():
             auth.set_secret(secret)
         return _tcp(call, name.rstrip(b"\0").decode(), port)
-    fresh = not auth.configured()
+    fresh = not auth.is_configured()
     secret = auth.new_secret() if fresh else bytes(auth.SECRET_BYTES)
     if fresh:
         auth.set_secret(secret)
@@ -590,7 +593,7 @@ def _launchers_socket(port: int) -> int | None:
         and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     )
     found.detach()
-    return int(config.STORE_FD.take()) if fits else None
+    return int(config.STORE_FD.pop()) if fits else None
 
 
 def _port(text: str, name: str = "MASTER_PORT") -> int:

@@ -109,7 +109,7 @@ def _is_meant(each: Launcher, environ: Mapping[str, str]) -> bool:
     return True
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """A process's place according to its launcher. None: not given.
 
     single_host   whether all ranks are on this host
@@ -125,11 +125,11 @@ class Place(NamedTuple):
         return self.size is not None and self.local_size == self.size
 
 
-def place(environ: Mapping[str, str] = os.environ) -> Place:
+def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     """Return rank and size of this process, from its launcher or from RANK and WORLD_SIZE."""
     names = find(environ) or LAUNCHERS[0]  # by hand: the same variables as torchrun's
     own = LAUNCHERS[0]
-    return Place(
+    return Placement(
         _number(environ, own.rank + names.rank),
         _number(environ, own.size + names.size),
         _number(environ, own.local_rank + names.local_rank),
@@ -201,7 +201,7 @@ def check_mpi_agrees(rank: int, size: int) -> None:
     launcher's, and every process is rank 0 of 1 to its MPI.
     """
     found = find()
-    said = place()
+    said = placement()
     if found is None or said.size is None or (rank, size) == (said.rank, said.size):
         return
     if size == 1:

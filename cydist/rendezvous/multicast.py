@@ -20,7 +20,7 @@ import time
 from cydist import config
 from cydist.errors import DistError, DistStoreError, RendezvousError
 from cydist.net import auth
-from cydist.net.interfaces import chosen, family_of, ipv4_of_interface, way_out
+from cydist.net.interfaces import chosen_interfaces, family_of, interface_ipv4, source_address
 from cydist.rendezvous import launcher_env
 from cydist.stores.tcp import TCPStore
 
@@ -41,15 +41,15 @@ def find_store(group: str, port: int, size: int, group_name: str, deadline: floa
     Raises RendezvousError at the deadline (on time.monotonic()), with the number of processes
     found.
     """
-    with _MulticastGroup(group, port, group_name) as party:
+    with _MulticastGroup(group, port, group_name) as members:
         while True:
-            store = party.leading_store(deadline)
-            if party.gathered(store, size):
+            store = members.join_leading_store(deadline)
+            if members.is_complete(store, size):
                 return store
             if time.monotonic() >= deadline:
                 raise RendezvousError(
-                    f"rendezvous: timeout with {party.here} of {size} processes on multicast "
-                    f"address {group}, port {port}, as {party.name.hex()} at {party.address} "
+                    f"rendezvous: timeout with {members.here} of {size} processes on multicast "
+                    f"address {group}, port {port}, as {members.name.hex()} at {members.address} "
                     "sees it"
                 )
 
@@ -68,7 +68,7 @@ class _MulticastGroup:
         self._job = launcher_env.job_id()
         self._key = auth.job_key(auth.secret(), self._job, b"multicast")
         self._place = hmac.digest(self._key, group_name.encode(), "sha256")[:16]
-        self._heard: dict[bytes, tuple[str, int]] = {}
+        self._announced: dict[bytes, tuple[str, int]] = {}
         self._dead: set[bytes] = set()
         self._pause = _FIRST_PAUSE
         self._family = family_of(group)
@@ -91,18 +91,18 @@ class _MulticastGroup:
         if failed:
             self._store.release()
 
-    def leading_store(self, deadline: float) -> TCPStore:
+    def join_leading_store(self, deadline: float) -> TCPStore:
         """Announce this process, listen for a while, and join the announced store with the smallest
         name."""
         self._announce()
         self._listen(min(deadline, time.monotonic() + self._pause))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        best = min((name for name in self._heard if name not in self._dead), default=self.name)
+        best = min((name for name in self._announced if name not in self._dead), default=self.name)
         if best < self._leader:
-            self._follow(best, deadline)
+            self._join_store(best, deadline)
         return self._store
 
-    def gathered(self, store: TCPStore, size: int) -> bool:
+    def is_complete(self, store: TCPStore, size: int) -> bool:
         """Return whether `size` processes have joined this store, and its leader has confirmed it
         as the job's."""
         try:
@@ -116,8 +116,8 @@ class _MulticastGroup:
             self._leader, self._store = self.name, self._own
             return False
 
-    def _follow(self, name: bytes, deadline: float) -> None:
-        host, port = self._heard[name]
+    def _join_store(self, name: bytes, deadline: float) -> None:
+        host, port = self._announced[name]
         limit = max(0.1, min(2.0, deadline - time.monotonic()))
         try:
             store = TCPStore(host, port, None, False, limit, False, job=self._job)
@@ -162,7 +162,7 @@ class _MulticastGroup:
                 # announcement.
                 length = 16 if self._family == socket.AF_INET6 else 4
                 host = socket.inet_ntop(self._family, packed[:length])
-                self._heard[name] = (_with_scope((host, *sender[1:])), port)
+                self._announced[name] = (_with_scope((host, *sender[1:])), port)
 
 
 def _member(name: bytes) -> str:
@@ -179,13 +179,15 @@ def _with_scope(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 def _interface() -> str:
     """Return the interface for announcements; "": chosen by the routes."""
-    return next(iter(chosen()), "")
+    return next(iter(chosen_interfaces()), "")
 
 
 def _own_address(group: str, port: int) -> str:
     """Return the address that others see as the sender of our announcements."""
     try:
-        return _with_scope(way_out((group, port), lambda probe: _send_by(probe, family_of(group))))
+        return _with_scope(
+            source_address((group, port), lambda probe: _send_by(probe, family_of(group)))
+        )
     except OSError as error:
         raise RendezvousError(
             f"no route to multicast address {group}: {error}; "
@@ -204,7 +206,7 @@ def _send_by(sock: socket.socket, family: socket.AddressFamily) -> int:
     else:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, HOPS)
         if name:
-            by = struct.pack("4s4si", bytes(4), socket.inet_aton(ipv4_of_interface(name)), index)
+            by = struct.pack("4s4si", bytes(4), socket.inet_aton(interface_ipv4(name)), index)
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, by)
     return index
 

@@ -30,7 +30,7 @@ from cydist.stores.protocol import (
     LENGTH,
     MUTATING,
     Op,
-    Request,
+    StoreRequest,
     decode_request,
     encode_request,
 )
@@ -78,7 +78,7 @@ class FileStore(Store):
         self._path = os.fspath(file_name)
         self._world_size = world_size
         self._log = _Log(self._path, fresh)
-        self._request(Request(Op.ADD, (_OPENED,), (b"1",), False, self._timeout))
+        self._request(StoreRequest(Op.ADD, (_OPENED,), (b"1",), False, self._timeout))
         self._leave = weakref.finalize(self, _leave, self._log, world_size, os.getpid())
 
     @property
@@ -86,7 +86,7 @@ class FileStore(Store):
         """Return the path of the file."""
         return self._path
 
-    def _request(self, request: Request) -> Sequence[bytes]:
+    def _request(self, request: StoreRequest) -> Sequence[bytes]:
         deadline = time.monotonic() + request.timeout
         pause = _FIRST_PAUSE
         while True:
@@ -119,14 +119,14 @@ def _leave(log: _Log, world_size: int, pid: int) -> None:
     """Count this user out, and remove the file after the last one. Best effort, at exit too."""
     if pid != os.getpid():
         return  # a forked child was not counted
-    request = Request(Op.ADD, (_CLOSED,), (b"1",))
+    request = StoreRequest(Op.ADD, (_CLOSED,), (b"1",))
     with (
         contextlib.suppress(OSError, DistStoreError),
         log.locked(time.monotonic() + 1, exclusive=True) as table,
     ):
         (closed,) = table.execute(request)
         log.append(request)
-        (opened,) = table.execute(Request(Op.GET, (_OPENED,)))
+        (opened,) = table.execute(StoreRequest(Op.GET, (_OPENED,)))
         if 0 < world_size <= int(closed) and closed == opened:
             os.unlink(log.path)
     log.close()
@@ -162,10 +162,10 @@ class _Log:
         finally:
             self._lock.release()
 
-    def append(self, request: Request) -> None:
+    def append(self, request: StoreRequest) -> None:
         """Write a request that was executed; the lock is held exclusively."""
         if request.block:
-            request = Request(request.op, request.keys, request.values)
+            request = StoreRequest(request.op, request.keys, request.values)
         frame = encode_request(request)
         try:
             if os.fstat(self._fd).st_size > self._end:

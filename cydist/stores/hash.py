@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from cydist.stores.kv_table import KeyValueTable
-from cydist.stores.protocol import MUTATING, Request
+from cydist.stores.protocol import MUTATING, StoreRequest
 from cydist.stores.store import Store, Timeout, store_timeout
 from cydist.waiting import STORE_TIMEOUT, one_wait
 
@@ -29,7 +29,7 @@ class HashStore(Store):
         super().__init__(timeout)
         self._shared = _Shared()
 
-    def _request(self, request: Request) -> Sequence[bytes]:
+    def _request(self, request: StoreRequest) -> Sequence[bytes]:
         table, changed = self._shared.table, self._shared.changed
         deadline = time.monotonic() + request.timeout
         with changed:

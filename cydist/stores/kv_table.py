@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from cydist.errors import DistStoreError, QueueEmptyError
-from cydist.stores.protocol import INTERNAL, Op, Request, is_number
+from cydist.stores.protocol import INTERNAL, Op, StoreRequest, is_number
 
 # An entry's overhead in bytes, so that many tiny keys cannot take unbounded memory.
 ENTRY_BYTES = 128
@@ -35,7 +35,7 @@ class KeyValueTable:
         self._values: dict[bytes, bytes] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
 
-    def awaits(self, request: Request) -> KeyOrQueue | None:
+    def awaits(self, request: StoreRequest) -> KeyOrQueue | None:
         """Return the first key or queue that a blocking request has to wait for; None: it can run.
 
         Raises DistStoreError for a request with keys and values that its operation does not take.
@@ -47,11 +47,11 @@ class KeyValueTable:
             key = request.keys[0]
             return None if self._queues.get(key) else (True, key)
         missing = next(self._missing(request), None)
-        if missing is None or self._news(request):
+        if missing is None or self._changed_value(request):
             return None
         return (False, missing)
 
-    def touched(self, request: Request) -> list[KeyOrQueue]:
+    def touched(self, request: StoreRequest) -> list[KeyOrQueue]:
         """Return the keys or queues at which waiting requests may go on after this one."""
         if request.op is Op.QUEUE_PUSH:
             return [(True, request.keys[0])]
@@ -59,24 +59,24 @@ class KeyValueTable:
             return [(False, key) for key in request.keys]
         return []
 
-    def missing(self, request: Request) -> tuple[bytes, ...]:
+    def missing(self, request: StoreRequest) -> tuple[bytes, ...]:
         """Return every key that a request still waits for."""
         if request.op is Op.QUEUE_POP:
             return request.keys
         return tuple(self._missing(request))
 
-    def _missing(self, request: Request) -> Iterator[bytes]:
+    def _missing(self, request: StoreRequest) -> Iterator[bytes]:
         keys = request.keys[1:] if request.op is Op.WATCH else request.keys
         return (key for key in keys if key not in self._values)
 
-    def _news(self, request: Request) -> tuple[bytes, ...]:
+    def _changed_value(self, request: StoreRequest) -> tuple[bytes, ...]:
         """Return the value of the key that a request watches, if it differs from the known one."""
         if request.op is not Op.WATCH:
             return ()
         value = self._values.get(request.keys[0], b"")
         return () if value == request.values[0] else (value,)
 
-    def execute(self, request: Request) -> tuple[bytes, ...]:
+    def execute(self, request: StoreRequest) -> tuple[bytes, ...]:
         """Run a request that does not have to wait.
 
         Raises DistStoreError, and changes nothing, if it cannot be done: a malformed request,
@@ -88,7 +88,7 @@ class KeyValueTable:
             case Op.SET:
                 self._put(keys[0], values[0])
             case Op.GET | Op.WAIT:
-                return self._found(request)
+                return self._get(request)
             case Op.WATCH:
                 return self._watched(request)
             case Op.ADD:
@@ -116,27 +116,27 @@ class KeyValueTable:
                 return tuple(self._user_keys())
         return ()
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[StoreRequest]:
         """Yield requests that make an empty table equal to this one."""
         for key, value in self._values.items():
-            yield Request(Op.SET, (key,), (value,))
+            yield StoreRequest(Op.SET, (key,), (value,))
         for key, queue in self._queues.items():
             for value in queue:
-                yield Request(Op.QUEUE_PUSH, (key,), (value,))
+                yield StoreRequest(Op.QUEUE_PUSH, (key,), (value,))
 
-    def _found(self, request: Request) -> tuple[bytes, ...]:
+    def _get(self, request: StoreRequest) -> tuple[bytes, ...]:
         try:
             found = tuple(self._values[key] for key in request.keys)
         except KeyError as error:
             raise DistStoreError(f"no key {error.args[0]!r}") from None
         return found if request.op is Op.GET else ()
 
-    def _watched(self, request: Request) -> tuple[bytes, ...]:
+    def _watched(self, request: StoreRequest) -> tuple[bytes, ...]:
         missing = self.missing(request)
         if not missing:
             value = self._values.get(request.keys[0], b"")
             return (value, *(self._values[key] for key in request.keys[1:]))
-        news = self._news(request)
+        news = self._changed_value(request)
         if not news:
             raise DistStoreError(f"no key {missing[0]!r}")
         return news
@@ -233,7 +233,7 @@ _ARITY = {
 }
 
 
-def _check_arity(request: Request) -> None:
+def _check_arity(request: StoreRequest) -> None:
     keys, values = _ARITY[request.op]
     given = len(request.keys), len(request.values)
     watches_nothing = request.op is Op.WATCH and not request.keys

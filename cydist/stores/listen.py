@@ -6,8 +6,8 @@ import errno
 import socket
 
 from cydist.errors import DistNetworkError
-from cydist.net.acceptor import explained
-from cydist.net.interfaces import outwards, public_address, resolve
+from cydist.net.acceptor import with_remedy
+from cydist.net.interfaces import outgoing_address, public_address, resolve
 
 
 def adopt(fd: int, port: int) -> socket.socket:
@@ -62,7 +62,7 @@ def outer_address(host: str, bound: str) -> str | None:
     ours = host.partition(".")[0] == socket.gethostname().partition(".")[0]
     if not ours or not ipaddress.ip_address(bound).is_loopback:
         return None
-    return outwards()
+    return outgoing_address()
 
 
 def _bind_one(host: str, port: int) -> socket.socket:
@@ -100,5 +100,5 @@ def _bind_one(host: str, port: int) -> socket.socket:
             f"{host} is not an address of this host ({socket.gethostname()}): rank 0 must "
             "run where MASTER_ADDR points"
         )
-    why = "it has no address" if failure is None else explained(failure)
+    why = "it has no address" if failure is None else with_remedy(failure)
     raise DistNetworkError(f"cannot listen on {host}, port {port}: {why}")

@@ -59,7 +59,7 @@ class Op(IntEnum):
     WILL = 16
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """The result of a request."""
 
     OK = 0
@@ -91,7 +91,7 @@ _COUNTING = frozenset((Op.ADD, Op.CHECK, Op.DELETE, Op.NUM_KEYS, Op.QUEUE_LEN))
 _ANSWERED = frozenset((Op.COMPARE_SET, Op.QUEUE_POP))
 
 
-class Request(NamedTuple):
+class StoreRequest(NamedTuple):
     """One request.
 
     block       wait for missing keys, at most `timeout` seconds
@@ -136,18 +136,18 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """The answer to one request."""
 
-    status: Status
+    status: ReplyStatus
     items: tuple[bytes, ...] = ()
 
-    def answers(self, request: Request) -> bool:
+    def answers(self, request: StoreRequest) -> bool:
         """Return whether this has the items of a reply to `request`, with numbers where they
         belong."""
         numbers = self.items[:1]
-        if self.status is Status.OK and request.op is Op.WATCH:
+        if self.status is ReplyStatus.OK and request.op is Op.WATCH:
             return len(self.items) in (1, len(request.keys))
-        if self.status is Status.TIMEOUT:
+        if self.status is ReplyStatus.TIMEOUT:
             fits = len(self.items) >= 1
-        elif self.status is not Status.OK or request.op is Op.LIST_KEYS:
+        elif self.status is not ReplyStatus.OK or request.op is Op.LIST_KEYS:
             return True
         elif request.op in _COUNTING:
             fits = len(self.items) == 1
@@ -164,7 +164,7 @@ def is_number(text: bytes) -> bool:
     return digits.isdigit() and len(digits) <= 19
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: StoreRequest) -> bytes:
     """Return the whole frame of a request, including its length."""
     head = _REQUEST.pack(
         request.op, request.block, len(request.keys), len(request.values), request.timeout
@@ -172,7 +172,7 @@ def encode_request(request: Request) -> bytes:
     return _frame(head, request.keys + request.values)
 
 
-def decode_request(body: bytes | memoryview) -> Request:
+def decode_request(body: bytes | memoryview) -> StoreRequest:
     """Return the request in a frame's body (without the length).
 
     Raises DistStoreError for anything that `encode_request` cannot have made.
@@ -185,7 +185,7 @@ def decode_request(body: bytes | memoryview) -> Request:
         raise DistStoreError(f"no such request: operation {op}, block {block}, timeout {timeout}")
     items = _items(memoryview(body)[_REQUEST.size :], keys + values)
     limit = min(timeout, LONGEST_TIMEOUT)
-    return Request(Op(op), items[:keys], items[keys:], bool(block), limit)
+    return StoreRequest(Op(op), items[:keys], items[keys:], bool(block), limit)
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -198,9 +198,9 @@ def decode_reply(body: bytes | memoryview) -> Reply:
     if len(body) < _REPLY.size:
         raise DistStoreError(f"a reply of {len(body)} bytes is too short")
     status, count = _REPLY.unpack_from(body)
-    if status not in Status._value2member_map_:
+    if status not in ReplyStatus._value2member_map_:
         raise DistStoreError(f"no such status: {status}")
-    return Reply(Status(status), _items(memoryview(body)[_REPLY.size :], count))
+    return Reply(ReplyStatus(status), _items(memoryview(body)[_REPLY.size :], count))
 
 
 def _frame(head: bytes, items: tuple[bytes, ...]) -> bytes:

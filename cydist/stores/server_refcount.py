@@ -6,7 +6,7 @@ import threading
 import weakref
 
 from cydist.errors import DistNetworkError
-from cydist.net.acceptor import explained
+from cydist.net.acceptor import with_remedy
 from cydist.stores.listen import adopt, bind
 from cydist.stores.tcp_server import StoreServer, servers
 
@@ -69,4 +69,6 @@ def _new_server(host: str, port: int, secret: bytes, job: str, fd: int | None) -
     except OSError as error:
         for listener in listeners:
             listener.close()
-        raise DistNetworkError(f"cannot serve a store on port {port}: {explained(error)}") from None
+        raise DistNetworkError(
+            f"cannot serve a store on port {port}: {with_remedy(error)}"
+        ) from None

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from cydist.errors import StoreTimeoutError
-from cydist.stores.protocol import Op, Request
+from cydist.stores.protocol import Op, StoreRequest
 from cydist.waiting import STORE_TIMEOUT, duration
 
 Value = str | bytes | bytearray | memoryview
@@ -48,7 +48,7 @@ class Store:
     def __init__(self, timeout: Timeout = STORE_TIMEOUT) -> None:
         self._timeout = duration(timeout)
 
-    def _request(self, request: Request) -> Sequence[bytes]:
+    def _request(self, request: StoreRequest) -> Sequence[bytes]:
         """Run one request and return the items of its reply."""
         raise NotImplementedError(f"{type(self).__name__} does not implement {request.op.name}")
 
@@ -64,7 +64,7 @@ class Store:
     ) -> Sequence[bytes]:
         limit = self._timeout if timeout is None else duration(timeout)
         return self._request(
-            Request(
+            StoreRequest(
                 op, tuple(map(_key, keys)), tuple(map(as_bytes, values)), block, limit, patience
             )
         )

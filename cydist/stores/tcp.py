@@ -29,7 +29,7 @@ from cydist.errors import (
     StoreTimeoutError,
 )
 from cydist.net import auth
-from cydist.net.acceptor import explained, no_descriptor
+from cydist.net.acceptor import no_descriptor, with_remedy
 from cydist.net.interfaces import public_address, resolve
 from cydist.stores.protocol import (
     CHANNEL,
@@ -38,8 +38,8 @@ from cydist.stores.protocol import (
     MAX_FRAME_BYTES,
     Op,
     Reply,
-    Request,
-    Status,
+    ReplyStatus,
+    StoreRequest,
     decode_reply,
     encode_request,
 )
@@ -106,24 +106,24 @@ class TCPStore(Store):
             world_size = None
         deadline = time.monotonic() + self._timeout
         secret = auth.secret()
-        lease = None
+        refcount = None
         if is_master:
-            lease = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
-            port = lease.server.port
+            refcount = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
+            port = refcount.server.port
             host_name = host_name or public_address()
-        self._acquire(_Pool(host_name, port, secret, job), lease)
+        self._acquire(_Pool(host_name, port, secret, job), refcount)
         try:
-            self._pool.give(self._pool.connect(deadline, patient=True, awaited=awaited))
+            self._pool.release(self._pool.connect(deadline, patient=True, awaited=awaited))
             self._join(world_size, is_master and wait_for_workers, deadline)
         except BaseException:
             self.close()
             raise
 
-    def _acquire(self, pool: _Pool, lease: ServerRefcount | None) -> None:
+    def _acquire(self, pool: _Pool, refcount: ServerRefcount | None) -> None:
         """Use these until this object is closed or collected."""
         self._pool = pool
-        self._lease = lease
-        self._letting_go = weakref.finalize(self, _release, pool, lease, _LINGER)
+        self._refcount = refcount
+        self._letting_go = weakref.finalize(self, _release, pool, refcount, _LINGER)
         self._letting_go.atexit = False  # `_at_exit` does it
 
     @property
@@ -138,41 +138,41 @@ class TCPStore(Store):
 
     def _join(self, world_size: int | None, wait: bool, deadline: float) -> None:
         """Count this worker; on the master, wait until all workers are counted."""
-        (count,) = self._request(Request(Op.ADD, (_WORKERS,), (b"1",), False, self._timeout))
-        self._request(Request(Op.SET, (_WORKER % int(count),), (b"",), False, self._timeout))
+        (count,) = self._request(StoreRequest(Op.ADD, (_WORKERS,), (b"1",), False, self._timeout))
+        self._request(StoreRequest(Op.SET, (_WORKER % int(count),), (b"",), False, self._timeout))
         if not wait or not world_size:
             return
         remaining = max(0.0, deadline - time.monotonic())
         try:
-            self._request(Request(Op.WAIT, (_WORKER % world_size,), (), True, remaining))
+            self._request(StoreRequest(Op.WAIT, (_WORKER % world_size,), (), True, remaining))
         except StoreTimeoutError:
-            (count,) = self._request(Request(Op.GET, (_WORKERS,), (), True, 1.0))
+            (count,) = self._request(StoreRequest(Op.GET, (_WORKERS,), (), True, 1.0))
             raise StoreTimeoutError(
                 f"TCPStore on {self._pool.name}: timeout after {self._timeout:g} s with "
                 f"{int(count)}/{world_size} workers joined"
             ) from None
 
-    def _request(self, request: Request, *, bond: bool = False) -> Sequence[bytes]:
+    def _request(self, request: StoreRequest, *, for_will: bool = False) -> Sequence[bytes]:
         request.check_sizes()
         deadline = time.monotonic() + request.limit
-        connection = self._pool.take(deadline, bond=bond)
+        connection = self._pool.acquire(deadline, for_will=for_will)
         try:
             reply = self._exchange(connection, request, deadline)
         except BaseException:
             # A late reply on this connection would be taken for the next call's answer.
             connection.close()
             raise
-        self._pool.give(connection, bond=bond)
-        if reply.status is Status.OK:
+        self._pool.release(connection, for_will=for_will)
+        if reply.status is ReplyStatus.OK:
             return reply.items
-        if reply.status is Status.TIMEOUT:
+        if reply.status is ReplyStatus.TIMEOUT:
             count, *missing = reply.items
             where = f"TCPStore on {self._pool.name}"
             raise store_timeout(where, request.timeout, missing, int(count))
-        error = QueueEmptyError if reply.status is Status.QUEUE_EMPTY else DistStoreError
+        error = QueueEmptyError if reply.status is ReplyStatus.QUEUE_EMPTY else DistStoreError
         raise error(b" ".join(reply.items).decode(errors="replace"))
 
-    def _exchange(self, connection: socket.socket, request: Request, deadline: float) -> Reply:
+    def _exchange(self, connection: socket.socket, request: StoreRequest, deadline: float) -> Reply:
         left = max(0.0, deadline - request.patience - time.monotonic())
         try:
             _send(connection, encode_request(request._replace(timeout=left)), deadline + _GRACE)
@@ -224,8 +224,8 @@ class TCPStore(Store):
         It may be killed, call `os._exit`, raise an uncaught exception, or end normally. This takes
         one more connection.
         """
-        request = Request(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
-        self._request(request, bond=True)
+        request = StoreRequest(Op.WILL, (key.encode(),), (as_bytes(value),), False, self._timeout)
+        self._request(request, for_will=True)
         self._pool.wills.append((key, value))
 
     def withdraw_will(self, key: str, value: Value) -> None:
@@ -247,9 +247,9 @@ class TCPStore(Store):
         """Return another object for the same server, with a timeout and connections of its own."""
         twin = TCPStore.__new__(TCPStore)
         Store.__init__(twin, self.timeout)
-        if self._lease is not None and not self._lease.join():
+        if self._refcount is not None and not self._refcount.join():
             raise DistStoreError(f"this TCPStore on {self._pool.name} is closed")
-        twin._acquire(self._pool.clone_handle(), self._lease)
+        twin._acquire(self._pool.clone_handle(), self._refcount)
         return twin
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class TCPStore(Store):
         process wills are carried out.
         """
         if self._letting_go.detach() is not None:
-            _release(self._pool, self._lease, 0.0)
+            _release(self._pool, self._refcount, 0.0)
 
     def release(self) -> None:
         """Close as garbage collection does, for objects that an exception, for example, keeps from
@@ -268,10 +268,10 @@ class TCPStore(Store):
         self._letting_go()
 
 
-def _release(pool: _Pool, lease: ServerRefcount | None, linger: float) -> None:
+def _release(pool: _Pool, refcount: ServerRefcount | None, linger: float) -> None:
     pool.close()
-    if lease is not None:
-        lease.leave(linger)
+    if refcount is not None:
+        refcount.leave(linger)
 
 
 @atexit.register
@@ -307,7 +307,7 @@ class _Pool:
         self._job = job
         self._idle: list[socket.socket] = []
         # Connections whose end, without a goodbye, tells the server that this process has ended.
-        self._bonds: list[socket.socket] = []
+        self._will_connections: list[socket.socket] = []
         self.wills: list[tuple[str, Value]] = []  # wills on those connections
         self._lock = threading.Lock()
         self._closed = False
@@ -322,8 +322,8 @@ class _Pool:
     def clone_handle(self) -> _Pool:
         return _Pool(self.host, self.port, self._secret, self._job)
 
-    def take(self, deadline: float, *, bond: bool = False) -> socket.socket:
-        kept = self._bonds if bond else self._idle
+    def acquire(self, deadline: float, *, for_will: bool = False) -> socket.socket:
+        kept = self._will_connections if for_will else self._idle
         with self._lock:
             if self._closed:
                 raise DistStoreError(f"this TCPStore on {self.name} is closed")
@@ -332,12 +332,12 @@ class _Pool:
         # The server has been reached before: if it is gone now, it stays gone.
         return self.connect(deadline, patient=False)
 
-    def give(self, connection: socket.socket, *, bond: bool = False) -> None:
+    def release(self, connection: socket.socket, *, for_will: bool = False) -> None:
         with self._lock:
-            if not self._closed and (bond or len(self._idle) < _IDLE_CONNECTIONS):
-                (self._bonds if bond else self._idle).append(connection)
+            if not self._closed and (for_will or len(self._idle) < _IDLE_CONNECTIONS):
+                (self._will_connections if for_will else self._idle).append(connection)
                 return
-        _disconnect(connection) if bond else connection.close()
+        _disconnect(connection) if for_will else connection.close()
 
     def detach(self, key: str, value: Value) -> tuple[list[socket.socket], list[tuple[str, Value]]]:
         """Remove the connections that carry this will, and return the other wills that they
@@ -346,7 +346,10 @@ class _Pool:
         with self._lock:
             if (key, value) in self.wills:
                 self.wills.remove((key, value))
-                (ended, self._bonds), (rest, self.wills) = (self._bonds, []), (self.wills, [])
+                (ended, self._will_connections), (rest, self.wills) = (
+                    (self._will_connections, []),
+                    (self.wills, []),
+                )
         return ended, rest
 
     def close(self, *, ended: bool = False) -> None:
@@ -356,17 +359,17 @@ class _Pool:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
-            for connection in self._bonds:
+            for connection in self._will_connections:
                 connection.close() if ended else _disconnect(connection)
-            self._bonds.clear()
+            self._will_connections.clear()
 
     def abandon(self) -> None:
         """In a forked child, drop the connections, which the parent goes on using, and make new
         ones."""
         self._lock = threading.Lock()
-        for connection in self._idle + self._bonds:
+        for connection in self._idle + self._will_connections:
             connection.close()
-        self._idle, self._bonds, self.wills = [], [], []
+        self._idle, self._will_connections, self.wills = [], [], []
 
     def connect(self, deadline: float, *, patient: bool, awaited: bool = False) -> socket.socket:
         """Return a new connection, authenticated.
@@ -418,7 +421,7 @@ class _Pool:
 
     def _missing(self, seconds: float, failure: Exception) -> StoreTimeoutError:
         return StoreTimeoutError(
-            f"no store at {self.name}: timeout after {seconds:.3g} s ({explained(failure)}); is "
+            f"no store at {self.name}: timeout after {seconds:.3g} s ({with_remedy(failure)}); is "
             "the master (rank 0) running, and does this address reach it?",
             answered=False,
         )
@@ -462,7 +465,7 @@ def _disconnect(connection: socket.socket) -> None:
     answer."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
-        connection.send(encode_request(Request(Op.WILL)))
+        connection.send(encode_request(StoreRequest(Op.WILL)))
     connection.close()
 
 

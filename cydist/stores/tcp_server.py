@@ -29,12 +29,12 @@ from cydist.stores.protocol import (
     MAX_VALUE_BYTES,
     Op,
     Reply,
-    Request,
-    Status,
+    ReplyStatus,
+    StoreRequest,
     decode_request,
     encode_reply,
 )
-from cydist.waiting import LONGEST_WAIT, Rounds
+from cydist.waiting import LONGEST_WAIT, LoopGuard
 
 # malloc keeps this much at hand; for longer reads it maps and unmaps memory every time.
 _READ_BYTES = 64 * 1024
@@ -51,7 +51,7 @@ class _Connection:
         self.sock = sock
         self.received = bytearray()
         self.unsent = memoryview(b"")
-        self.parked: Request | None = None
+        self.parked: StoreRequest | None = None
         self.places: tuple[KeyOrQueue, ...] = ()
         self.will: Will = ()
         self.ticket = 0
@@ -90,7 +90,7 @@ class StoreServer:
         for listener in listeners:
             self._acceptor.listen(listener)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)
-        self._rounds = Rounds("thread cydist-store")
+        self._loop_guard = LoopGuard("thread cydist-store")
         self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
         self._thread.start()
         servers.add(self)
@@ -128,12 +128,12 @@ class StoreServer:
     def _run(self) -> None:
         try:
             while self._end is None:
-                with self._rounds:
+                with self._loop_guard:
                     self._round()
             self._acceptor.close()
             self._released.set()
             while self._connections and time.monotonic() < self._end:
-                with self._rounds:
+                with self._loop_guard:
                     self._round()
         finally:
             self._released.set()
@@ -147,7 +147,7 @@ class StoreServer:
                 try:
                     peer = self._acceptor.react(key.fileobj)
                 except Exception as error:
-                    self._rounds.note(error)  # no other client waits for that
+                    self._loop_guard.record(error)  # no other client waits for that
                     continue
                 if peer is not None:
                     self._admit(peer.sock, peer.unsent)
@@ -173,7 +173,7 @@ class StoreServer:
     def _drop(self, connection: _Connection, error: Exception) -> None:
         """Drop a connection on any error in it, so that the job's store goes on."""
         if not isinstance(error, OSError | DistStoreError):  # it left, or broke the protocol
-            self._rounds.tell(error)
+            self._loop_guard.report(error)
         self._close(connection)
 
     # Alarms
@@ -192,7 +192,7 @@ class StoreServer:
 
     def _until_next(self) -> float:
         times = [alarm[0] for alarm in self._alarms[:1]]
-        times += [when for when in (self._acceptor.alarm, self._end) if when is not None]
+        times += [when for when in (self._acceptor.next_deadline, self._end) if when is not None]
         now = time.monotonic()
         if self._wills:  # a round that raised did not reach them
             times.append(now)
@@ -247,7 +247,7 @@ class StoreServer:
         if not self._try(connection, request):
             self._alarm(time.monotonic() + request.timeout, connection)
 
-    def _try(self, connection: _Connection, request: Request) -> bool:
+    def _try(self, connection: _Connection, request: StoreRequest) -> bool:
         """Run `request`, or park it at the first key or queue that it misses."""
         place = self.table.awaits(request)
         if place is not None:
@@ -257,19 +257,19 @@ class StoreServer:
                 self._parked.setdefault(each, {})[connection] = None
             return False
         try:
-            reply = Reply(Status.OK, self.table.execute(request))
+            reply = Reply(ReplyStatus.OK, self.table.execute(request))
             if request.op is Op.WILL:
                 connection.will = _with_more(connection.will, request)
         except QueueEmptyError as error:
-            reply = Reply(Status.QUEUE_EMPTY, (str(error).encode(),))
+            reply = Reply(ReplyStatus.QUEUE_EMPTY, (str(error).encode(),))
         except DistStoreError as error:
-            reply = Reply(Status.REFUSED, (str(error).encode(),))
+            reply = Reply(ReplyStatus.REFUSED, (str(error).encode(),))
         frame = encode_reply(reply)
         if len(frame) - LENGTH.size > MAX_FRAME_BYTES:
             why = f"a reply of {len(frame)} bytes is too long: ask for fewer keys at a time"
-            frame = encode_reply(Reply(Status.REFUSED, (why.encode(),)))
+            frame = encode_reply(Reply(ReplyStatus.REFUSED, (why.encode(),)))
         self._send(connection, frame)
-        if reply.status is Status.OK:
+        if reply.status is ReplyStatus.OK:
             self._wake(self.table.touched(request))
         return True
 
@@ -283,7 +283,7 @@ class StoreServer:
                     with contextlib.suppress(KeyError):
                         self._retry(connection, request)
 
-    def _retry(self, connection: _Connection, request: Request) -> None:
+    def _retry(self, connection: _Connection, request: StoreRequest) -> None:
         try:
             self._try(connection, request)
         except Exception as error:
@@ -306,7 +306,7 @@ class StoreServer:
             # The names are for a message: a few are enough, and the reply stays small.
             missing = self.table.missing(request)
             count = b"%d" % len(missing)
-            self._send(connection, encode_reply(Reply(Status.TIMEOUT, (count, *missing[:64]))))
+            self._send(connection, encode_reply(Reply(ReplyStatus.TIMEOUT, (count, *missing[:64]))))
         except Exception as error:
             self._drop(connection, error)
 
@@ -342,13 +342,13 @@ class StoreServer:
         """Execute the wills of connections that ended. Waking waiters may end more connections."""
         while self._wills:
             key, value = self._wills.popleft()
-            request = Request(Op.APPEND, (key,), (value,))
+            request = StoreRequest(Op.APPEND, (key,), (value,))
             with contextlib.suppress(DistStoreError):  # table full: ranks learn at their timeouts
                 self.table.execute(request)
                 self._wake(self.table.touched(request))
 
 
-def _with_more(will: Will, request: Request) -> Will:
+def _with_more(will: Will, request: StoreRequest) -> Will:
     """Return a will with the additions of `request`, which withdraws it if it has no keys. Raises
     DistStoreError if the will is too long."""
     pairs = tuple(zip(request.keys, request.values, strict=True))

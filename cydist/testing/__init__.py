@@ -47,7 +47,7 @@ class ThreadJob:
     size        how many ranks
     timeout     of the default group, in seconds
     faults      delays and deaths of the ranks
-    faults     deprecated: the former name of `faults`
+    weather     deprecated: the former name of `faults`
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ThreadJob:
             self._stay_dead(rank, None, error)
             return
         if self._faults is not None:
-            self._faults.on(rank).come()
+            self._faults.on(rank).affect_this_thread()
         raised = False
         while (task := self._tasks[rank].get()) is not None:
             body, ended = task

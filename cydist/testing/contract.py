@@ -39,7 +39,7 @@ class Jobs:
         self.found: dict[str, Capabilities] = {}
         self._kept: dict[tuple[str, int], Job] = {}
         self._launched: Launched | None = None
-        self._ranks = launcher_env.place().size or 1
+        self._ranks = launcher_env.placement().size or 1
 
     @property
     def launched(self) -> bool:
@@ -138,7 +138,7 @@ def job(jobs: Jobs, backend: str, size: int) -> Job:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Under a launcher, let one rank print the summary for all."""
-    if launcher_env.place().rank:
+    if launcher_env.placement().rank:
         config.option.reportchars = ""
 
 
@@ -148,7 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
     why = ""
     if not names:
         why = f"NAME says what to test; there are: {', '.join(registry.names())}"
-    elif (launcher_env.place().size or 1) > 1 and len(names) > 1:
+    elif (launcher_env.placement().size or 1) > 1 and len(names) > 1:
         why = f"{' and '.join(names)}: one at a time where a launcher starts the ranks"
     for name in names or ():
         try:
@@ -171,7 +171,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print each backend's optional capabilities."""
-    if launcher_env.place().rank:
+    if launcher_env.placement().rank:
         return
     for name, found in config.stash.get(CAPABILITIES, {}).items():
         terminalreporter.section(f"cydist backend {name}")
@@ -189,6 +189,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Under a launcher, report successes on rank 0 only, and failures on every rank."""
-    if launcher_env.place().rank and report.passed and report.when == "call":
+    if launcher_env.placement().rank and report.passed and report.when == "call":
         return report.outcome, "", ""
     return None

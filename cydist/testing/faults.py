@@ -92,7 +92,7 @@ class RankFaults:
             process_groups.destroy_process_group()
             raise Killed(self._rank, self._calls, name)
 
-    def come(self) -> None:
+    def affect_this_thread(self) -> None:
         """Apply the faults to every call of this thread's groups, including groups made later."""
         mine = process_groups.current_world()
         make = mine.make_one

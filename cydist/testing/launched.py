@@ -82,13 +82,13 @@ class LaunchedJob:
         """
         result, error = None, None
         if self._mine is not None:
-            before = process_groups.exchange(self._mine)
+            before = process_groups.swap_world(self._mine)
             try:
                 result = body(self._mine.rank)
             except BaseException as raised:
                 error = raised
             finally:
-                process_groups.exchange(before)
+                process_groups.swap_world(before)
         try:
             return self._launched.exchange((result, error), self.size)
         except BaseException:

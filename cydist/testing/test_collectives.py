@@ -372,7 +372,7 @@ def test_all_to_all_single_with_split_sizes(job: Job, size: int) -> None:
         same(np.concatenate(parts), output)
 
 
-def test_barrier_waits_for_everybody(job: Job, size: int) -> None:
+def test_barrier_waits_for_all_ranks(job: Job, size: int) -> None:
     """No rank leaves before the last has come."""
 
     def body(rank: int) -> Any:

@@ -90,7 +90,7 @@ def differences() -> list[Any]:
     return [pytest.param(*case[1:], id=case[0]) for case in found]
 
 
-def until_told(call: Callable[[], None]) -> str:
+def mismatch_text(call: Callable[[], None]) -> str:
     """The MismatchError of a call, or of the calls after it, in words.
 
     Calls are counted from the group's first. Over MPI alone the making of a communicator is #1.
@@ -148,7 +148,7 @@ def test_one_rank_differs(
 
     def body(rank: int) -> str:
         name, given = odd if rank == p - 1 else usual
-        return until_told(lambda: call(name, p, **given))
+        return mismatch_text(lambda: call(name, p, **given))
 
     for text in jobs.run_once(body, p, backend):
         if words is not None:
@@ -168,7 +168,7 @@ def test_another_order(jobs: Jobs, backend: str, p: int) -> None:
                 dist.all_gather(blocks(p), ones(), timeout=LONG)
             dist.all_reduce(ones(), timeout=LONG)
 
-        return until_told(calls)
+        return mismatch_text(calls)
 
     for text in jobs.run_once(body, p, backend):
         assert "all_gather #2" in text
@@ -206,7 +206,7 @@ def test_arrays_of_one_call_have_other_sizes(jobs: Jobs, backend: str, name: str
     the sizes."""
 
     def body(rank: int) -> str:
-        return until_told(lambda: coalesced(name, [2, 4] if rank else [4, 2]))
+        return mismatch_text(lambda: coalesced(name, [2, 4] if rank else [4, 2]))
 
     for text in jobs.run_once(body, 2, backend):
         assert "sizes of coalesced arrays" in text

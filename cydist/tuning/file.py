@@ -49,16 +49,16 @@ class Measured(NamedTuple):
     about: Mapping[str, str] = {}
 
 
-def share(store: Store, rank: int) -> None:
+def share_from_rank_0(store: Store, rank: int) -> None:
     """Use the file of rank 0's host on all ranks of a job, and no other file after that."""
     if rank == 0:
         store.set(KEY, load())
-    use(parse(store.get(KEY).decode()))
+    use_measured(parse(store.get(KEY).decode()))
 
 
-def use(measured: list[Measured]) -> None:
+def use_measured(measured: list[Measured]) -> None:
     """Use these choices, and the shipped table for all others."""
-    tuning_table.tune(
+    tuning_table.use_rules(
         {(name, each.ranks, each.windows): rules
          for each in measured for name, rules in each.rules.items()},
         {(each.ranks, each.windows): each.segment_bytes
@@ -66,7 +66,7 @@ def use(measured: list[Measured]) -> None:
     )  # fmt: skip
 
 
-def place() -> Path | None:
+def default_path() -> Path | None:
     """Return the path of this user's file for this host, next to the user's secret, or the path in
     CYDIST_TUNING. None: tuning is off, or the user has no home."""
     setting = config.TUNING.get().strip()
@@ -84,12 +84,12 @@ def place() -> Path | None:
 
 
 def load() -> str:
-    """Return the text of the file at `place`; "" if there is none, or tuning is off.
+    """Return the text of the tuning file; "" if there is none, or tuning is off.
 
     An unusable file is ignored, so that no job fails because of it. A RuntimeWarning names it if
     CYDIST_TUNING names it or it could be read.
     """
-    path = place()
+    path = default_path()
     if path is None:
         return ""
     try:
@@ -207,7 +207,7 @@ def version() -> str:
         return ""
 
 
-def merged(old: list[Measured], new: Measured) -> list[Measured]:
+def merge(old: list[Measured], new: Measured) -> list[Measured]:
     """Return `old` updated with `new`, which replaces entries for the same kind of group.
 
     A collective without rows in `new` is as shipped.
@@ -229,7 +229,7 @@ def save(measured: list[Measured], path: Path) -> None:
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "w") as file:
-            file.write(written(measured))
+            file.write(encode(measured))
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -238,7 +238,7 @@ def save(measured: list[Measured], path: Path) -> None:
         raise
 
 
-def written(measured: list[Measured]) -> str:
+def encode(measured: list[Measured]) -> str:
     """Return the text of a file that `parse` can read."""
     import json
 

@@ -241,7 +241,9 @@ def choose(
     return _chosen(collective, size_class, ranks, windows, even, commutative, library)
 
 
-def usual(collective: str, nbytes: int, ranks: int, windows: bool, library: str = "") -> str:
+def choose_for_equal_blocks(
+    collective: str, nbytes: int, ranks: int, windows: bool, library: str = ""
+) -> str:
     """Return the same for blocks of one size, if that is known before the call."""
     known = collective not in UNSIZED
     return choose(
@@ -255,7 +257,7 @@ def leaves_to_library(collective: str, ranks: int) -> bool:
     the settings demand one of cydist's algorithms."""
     able = candidates(collective, ranks, False, library="any")
     wanted = forced().get(collective)
-    in_order = config.DETERMINISTIC.on() and collective in REDUCING
+    in_order = config.DETERMINISTIC.is_on() and collective in REDUCING
     return "native" in able and not in_order and (wanted == "native" or wanted not in able)
 
 
@@ -266,7 +268,7 @@ def check() -> None:
     segment_bytes()
 
 
-def tune(
+def use_rules(
     rules: Mapping[tuple[str, int, bool], Sequence[Rule]],
     segments: Mapping[tuple[int, bool], int],
 ) -> None:
@@ -356,7 +358,7 @@ def rules(collective: str, ranks: int, windows: bool, library: str = "") -> list
     Groups of a library have no measurements."""
     rows = [] if library else [*_tuned.get((collective, ranks, windows), ())]
     rows += [rule for rule in TABLE if rule.collective == collective]
-    if config.DETERMINISTIC.on() and collective in REDUCING:
+    if config.DETERMINISTIC.is_on() and collective in REDUCING:
         rows = [rule for rule in rows if rule.name in ONE_ROUNDING]
         rows += [rule for rule in DETERMINISTIC_TABLE if rule.collective == collective]
     return rows
@@ -378,7 +380,7 @@ def forced() -> dict[str, str]:
                 f"{config.ALGORITHM.names[0]}={setting!r}: no algorithm {item.strip()!r}; "
                 + (f"{collective} has {', '.join(known)}" if known else "write collective:name")
             )
-        if config.DETERMINISTIC.on() and collective in REDUCING and name not in ONE_ROUNDING:
+        if config.DETERMINISTIC.is_on() and collective in REDUCING and name not in ONE_ROUNDING:
             raise ValueError(
                 f"{config.ALGORITHM.names[0]}={setting!r}: {item.strip()} does not reduce in rank "
                 f"order with one rounding, as {config.DETERMINISTIC.names[0]} demands"

@@ -7,13 +7,13 @@ from cydist._native.sync cimport load_int
 cdef class Link:
     """One rank's end of a transport: `address()`, `close()`, and what its groups share."""
 
-    cdef int open_view(self, Comm *t) except -1:
+    cdef int attach_comm(self, Comm *t) except -1:
         raise NotImplementedError(f"{type(self).__name__} opens no views")
 
     cdef int open_windows(self, Comm *t) except -1:
         return 0
 
-    cdef void close_view(self, Comm *t) noexcept:
+    cdef void detach_comm(self, Comm *t) noexcept:
         pass
 
     def keep(self, one, other):
@@ -43,7 +43,7 @@ COLLECTIVE_NAMES = (
 assert len(COLLECTIVE_NAMES) == COLLECTIVES and COLLECTIVE_NAMES[EXSCAN] == "exscan"
 FLAG_BITS = {"EVEN": EVEN, "CHUNK": CHUNK, "PRELIMINARY": PRELIMINARY, "JOINED": JOINED}
 MESSAGE_TAGS = {
-    "NOTES": NOTES_TAG, "FAILURE": FAILURE_TAG, "NEWS": NEWS_TAG, "CHECK": CHECK_TAG,
+    "NOTES": NOTES_TAG, "FAILURE": FAILURE_TAG, "UNSENT": UNSENT_TAG, "CHECK": CHECK_TAG,
     "DEPARTURE": DEPARTURE_TAG, "PIECE": PIECE_TAG, "DERIVED": DERIVED_TAG,
 }
 PAGE_BYTES = PAGE

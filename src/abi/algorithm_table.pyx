@@ -18,7 +18,7 @@ cdef enum:
 cdef Entry table[TABLE_ROWS]
 cdef int rows = 0
 
-cdef dict known = {}            # (ranks, windows, native) -> Choices
+cdef dict known = {}            # (ranks, windows, native) -> ChosenAlgorithms
 
 
 cdef int add(const char *name, int collective, int needs, Algorithm run) except -1:

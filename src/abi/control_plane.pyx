@@ -146,9 +146,9 @@ cdef bint is_plausible(const ControlMessage *message, const Comm *t, int source)
 cdef void on_message(ControlPlane *n, Comm *t, const ControlMessage *message) noexcept nogil:
     if message.kind == FAILED:
         record(n, message)
-        n.told = True                   # by the rank that found the failure
+        n.failure_is_known = True       # by the rank that found the failure
     elif message.ours.seq <= n.entered:
-        compare(n, t, message)
+        compare_calls(n, t, message)
     elif n.early_count < EARLY:
         n.early[n.early_count] = message[0]
         n.early_count += 1
@@ -160,7 +160,7 @@ cdef void record(ControlPlane *n, const ControlMessage *failure) noexcept nogil:
         store_int(&n.failed, failure.status)
 
 
-cdef void compare(ControlPlane *n, Comm *t, const ControlMessage *asked) noexcept nogil:
+cdef void compare_calls(ControlPlane *n, Comm *t, const ControlMessage *asked) noexcept nogil:
     """Record a mismatch if this rank is, or was, in another call of the asker's number."""
     cdef const Fingerprint *ours = &n.recent[asked.ours.seq % RECENT]
     cdef ControlMessage found
@@ -238,7 +238,7 @@ cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
     n.recent[call.seq % RECENT] = call[0]
     for i in range(n.early_count):
         if n.early[i].ours.seq <= n.entered:
-            compare(n, t, &n.early[i])
+            compare_calls(n, t, &n.early[i])
         else:
             n.early[kept] = n.early[i]
             kept += 1
@@ -289,7 +289,7 @@ cdef void probe(Comm *t, int peer) noexcept nogil:
         address(&sent.send, &sent.message, peer)
         sent.next = n.probes
         n.probes = sent
-        n.asked += 1
+        n.probes_sent += 1
         status = t.send(t, &sent.send)
         if status != OK:
             sent.send.status = status
@@ -329,16 +329,16 @@ cdef void record_failure(ControlPlane *n, const ControlMessage *failure) noexcep
 
 cdef void broadcast_failure(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil:
     cdef int64_t until
-    cdef bint told
+    cdef bint known
     resolve_mismatch(n, t, failure)
     lock(n)
     record(n, failure)
-    told = n.told or n.closed
-    n.told = True
-    if not told:
+    known = n.failure_is_known or n.closed
+    n.failure_is_known = True
+    if not known:
         send_failure(n, t)
     unlock(n)
-    if not told:
+    if not known:
         until = now_ns() + SEND_FAILURE_NS
         # All waits end at once in a failed group, so poll directly.
         while sends_pending(n, t) and now_ns() < until:

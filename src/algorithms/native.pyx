@@ -21,7 +21,7 @@ cdef enum:
     SEGMENT_BYTES = 4194304     # at least; of an all_gather, which the library segments again
 
 
-cdef const char *other(const Call *c) noexcept nogil:
+cdef const char *fallback(const Call *c) noexcept nogil:
     """Return the cydist algorithm for a call that the library does not have."""
     cdef int collective = c.fingerprint.collective
     if collective == ALL_REDUCE:
@@ -33,21 +33,21 @@ cdef const char *other(const Call *c) noexcept nogil:
     return b"ring" if collective == ALL_GATHER else b"pairwise"
 
 
-cdef int run(Comm *t, Call *c) noexcept nogil:
+cdef int run_in_library(Comm *t, Call *c) noexcept nogil:
     cdef int status = ELSEWHERE
     if t.library_comm != 0 and t.collective != NULL:
         status = t.collective(t, c)
     if status == ELSEWHERE:
         if c.fingerprint.collective == ALL_GATHER:
             c.segment_bytes = max(c.segment_bytes, <size_t>SEGMENT_BYTES)
-        status = find(other(c), c.fingerprint.collective).run(t, c)
+        status = find(fallback(c), c.fingerprint.collective).run(t, c)
     return status
 
 
-add(b"native", BROADCAST, NATIVE, run)
-add(b"native", ALL_REDUCE, NATIVE, run)
-add(b"native", REDUCE, NATIVE, run)
-add(b"native", BARRIER, NATIVE, run)
-add(b"native", ALL_GATHER, NATIVE | EVEN_BLOCKS, run)
-add(b"native", REDUCE_SCATTER, NATIVE | EVEN_BLOCKS, run)
-add(b"native", ALL_TO_ALL, NATIVE | EVEN_BLOCKS, run)
+add(b"native", BROADCAST, NATIVE, run_in_library)
+add(b"native", ALL_REDUCE, NATIVE, run_in_library)
+add(b"native", REDUCE, NATIVE, run_in_library)
+add(b"native", BARRIER, NATIVE, run_in_library)
+add(b"native", ALL_GATHER, NATIVE | EVEN_BLOCKS, run_in_library)
+add(b"native", REDUCE_SCATTER, NATIVE | EVEN_BLOCKS, run_in_library)
+add(b"native", ALL_TO_ALL, NATIVE | EVEN_BLOCKS, run_in_library)

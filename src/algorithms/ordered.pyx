@@ -158,8 +158,8 @@ cdef void reduce_segment(Comm *t, Call *c, const PairExchange *m, ExchangeBuffer
                      result.nbytes // c.op.itemsize)
 
 
-cdef PairExchange with_everybody(Comm *t, const Block *given, int stride, Block result,
-                                 size_t longest) noexcept nogil:
+cdef PairExchange exchange_with_all(Comm *t, const Block *given, int stride, Block result,
+                                    size_t longest) noexcept nogil:
     cdef PairExchange m
     m.given = given
     m.stride = stride
@@ -173,7 +173,7 @@ cdef PairExchange with_everybody(Comm *t, const Block *given, int stride, Block 
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
-    cdef PairExchange m = with_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
+    cdef PairExchange m = exchange_with_all(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     return run_exchange(t, c, &m)
 
 
@@ -182,7 +182,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef PairExchange m
     if t.rank == c.root:
         result = c.outputs[0]
-    m = with_everybody(t, c.inputs, 0, result, result.nbytes)
+    m = exchange_with_all(t, c.inputs, 0, result, result.nbytes)
     if t.rank == c.root:
         m.to_end = 0
     else:
@@ -193,19 +193,19 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
-    cdef PairExchange m = with_everybody(t, c.inputs, 1, c.outputs[0], largest(c.inputs, t.size))
+    cdef PairExchange m = exchange_with_all(t, c.inputs, 1, c.outputs[0], largest(c.inputs, t.size))
     return run_exchange(t, c, &m)
 
 
 cdef int scan(Comm *t, Call *c) noexcept nogil:
-    cdef PairExchange m = with_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
+    cdef PairExchange m = exchange_with_all(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank + 1
     return run_exchange(t, c, &m)
 
 
 cdef int exscan(Comm *t, Call *c) noexcept nogil:
-    cdef PairExchange m = with_everybody(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
+    cdef PairExchange m = exchange_with_all(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank
     return run_exchange(t, c, &m)
@@ -221,7 +221,7 @@ cdef int ordered_scatter(Comm *t, Call *c) noexcept nogil:
     for r in range(t.size):
         blocks[r] = block_of(c.inputs[0], r, t.size, c.op.itemsize)
     result = block_of(c.outputs[0], t.rank, t.size, c.op.itemsize)
-    m = with_everybody(t, blocks, 1, result, blocks[0].nbytes)
+    m = exchange_with_all(t, blocks, 1, result, blocks[0].nbytes)
     status = run_exchange(t, c, &m)
     free(blocks)
     if status == OK:

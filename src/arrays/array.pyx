@@ -92,7 +92,7 @@ cdef class Array:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if self.device != "cpu":
-            raise BufferError(f"the memory is on {where(self)}, not the CPU")
+            raise BufferError(f"the memory is on {device_text(self)}, not the CPU")
         if not self.contiguous:
             raise BufferError(
                 f"not contiguous: shape {self.shape}, strides {self.strides}; use dense()"
@@ -137,7 +137,7 @@ cdef class Array:
         allocate(new, self)
         return new
 
-    def take(self, Array dense not None):
+    def copy_from(self, Array dense not None):
         """Copy the elements of `dense` (C order) into this array's memory.
 
         dense       contiguous, of the same dtype and number of elements; if it is this
@@ -149,7 +149,7 @@ cdef class Array:
         if dense is self:
             return
         if not same_device(self, dense):
-            raise ValueError(f"{where(self)} cannot take what is on {where(dense)}")
+            raise ValueError(f"{device_text(self)} cannot take what is on {device_text(dense)}")
         if dense.size != self.size or dense.itemsize != self.itemsize or \
                 dense.dtype_name != self.dtype_name:
             raise ValueError(
@@ -184,7 +184,7 @@ cdef class Array:
         view.shape_[0] = <int64_t>like.size
         copy_dtype(view, like)
         set_contiguous_strides(view)
-        settle(view)
+        derive_sizes(view)
         lie_in(view, self)
         return view
 
@@ -247,7 +247,7 @@ cdef class Array:
         that neither their extents nor their strides separate them. Interleaved
         slices (x[::2] and x[1::2]) and blocks of one matrix are told apart.
         """
-        return share(self, other)
+        return may_share(self, other)
 
     @property
     def extent(self):
@@ -255,7 +255,7 @@ cdef class Array:
         cdef int64_t start = 0, step = 0
         if self.size == 0:
             return self.address, self.address
-        cdef int64_t nbytes = run(self, INT64_MAX, &start, &step)
+        cdef int64_t nbytes = span_below(self, INT64_MAX, &start, &step)
         return self.address + start, self.address + start + nbytes
 
     @property
@@ -313,7 +313,7 @@ cdef int allocate(Array self, Array like) except -1:
     else:
         copy_dtype(self, like)
     set_contiguous_strides(self)
-    settle(self)
+    derive_sizes(self)
     if like is not None and like.device != "cpu":
         lie_in(self, manager_of(like).allocate(self.nbytes, like))
         return 0
@@ -351,14 +351,14 @@ cdef int lay_out(Array self, int ndim) except -1:
 
 cdef int set_contiguous_strides(Array self) except -1:
     cdef int i
-    cdef uint64_t step = self.itemsize      # may wrap: settle() refuses sizes that large
+    cdef uint64_t step = self.itemsize      # may wrap: derive_sizes() refuses sizes that large
     for i in range(self.ndim - 1, -1, -1):
         self.strides_[i] = <int64_t>step
         step *= <uint64_t>max(self.shape_[i], 1)
     return 0
 
 
-cdef int settle(Array self) except -1:
+cdef int derive_sizes(Array self) except -1:
     """Compute size, nbytes and contiguous from shape, strides and itemsize."""
     cdef int i
     cdef bint contiguous = True
@@ -429,7 +429,7 @@ cdef int copy_dtype(Array self, Array other) except -1:
 
 cdef object manager_of(Array self):
     if (manager := managers.get(self.device)) is None:
-        raise ValueError(f"the memory is on {where(self)}, not the CPU")
+        raise ValueError(f"the memory is on {device_text(self)}, not the CPU")
     return manager
 
 
@@ -439,7 +439,7 @@ cdef int need_contiguous(Array self) except -1:
     return 0
 
 
-cdef str where(Array self):
+cdef str device_text(Array self):
     return f"{self.device}:{self.device_index}"
 
 
@@ -447,7 +447,7 @@ cdef bint same_device(Array a, Array b):
     return a.device == b.device and a.device_index == b.device_index
 
 
-cdef bint share(Array a, Array b):
+cdef bint may_share(Array a, Array b):
     """Return whether the arrays may share a byte."""
     cdef Array of
     cdef int i
@@ -495,8 +495,8 @@ cdef bint are_disjoint(Array a, Array b, int64_t threshold) noexcept nogil:
     the runs are the extents of the arrays.
     """
     cdef int64_t a_start = 0, a_bytes, b_start = 0, b_bytes, step = 0, distance
-    a_bytes = run(a, threshold, &a_start, &step)
-    b_bytes = run(b, threshold, &b_start, &step)
+    a_bytes = span_below(a, threshold, &a_start, &step)
+    b_bytes = span_below(b, threshold, &b_start, &step)
     distance = <int64_t>(<uint64_t>b.ptr + <uint64_t>b_start
                          - (<uint64_t>a.ptr + <uint64_t>a_start))
     if step == 0:
@@ -507,7 +507,8 @@ cdef bint are_disjoint(Array a, Array b, int64_t threshold) noexcept nogil:
     return distance >= a_bytes and step - distance >= b_bytes
 
 
-cdef int64_t run(Array self, int64_t threshold, int64_t *start, int64_t *step) noexcept nogil:
+cdef int64_t span_below(Array self, int64_t threshold, int64_t *start,
+                        int64_t *step) noexcept nogil:
     """Return the bytes that dimensions with strides below `threshold` span, from ptr + `start`."""
     cdef int64_t stride, span = <int64_t>self.itemsize
     cdef int i

@@ -18,7 +18,7 @@ from cpython.pycapsule cimport (
 from libc.stdint cimport INT64_MAX, int64_t, uintptr_t
 
 from cydist._native.array cimport (
-    Array, lay_out, name_dtype, set_contiguous_strides, set_dtype, settle,
+    Array, lay_out, name_dtype, set_contiguous_strides, set_dtype, derive_sizes,
 )
 from cydist._native.dlpack cimport (
     DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,
@@ -128,7 +128,7 @@ cdef Array from_buffer(object obj):
             self.strides_[i] = self.buffer.strides[i]
     self.ptr = <char *>self.buffer.buf
     self.writable = not self.buffer.readonly
-    return finished(self, obj)
+    return finish_array(self, obj)
 
 
 cdef int set_format(Array self, object obj) except -1:
@@ -184,12 +184,12 @@ cdef int code_of_kind(char kind, size_t itemsize) noexcept:
     return DT_BOOL if kind == c"b" and itemsize == 1 else DT_OTHER
 
 
-cdef Array finished(Array self, object obj):
+cdef Array finish_array(Array self, object obj):
     """Finish an Array, as every exporter does: check it, and keep `obj` alive."""
     self.owner = obj
     if self.device is None:
         self.device = "cpu"
-    settle(self)
+    derive_sizes(self)
     if self.ptr == NULL and self.size != 0:
         raise TypeError(
             f"{type(obj).__qualname__} shows no memory: it is lazy, fake or a wrapper of others"
@@ -232,7 +232,7 @@ cdef Array from_interface(object obj, dict interface, str device, int device_ind
     self.device_index = device_index
     # An exporter may have made the memory for this one interface.
     self.keep = interface
-    return finished(self, obj)
+    return finish_array(self, obj)
 
 
 cdef int set_typestr(Array self, object obj, dict interface) except -1:
@@ -333,7 +333,7 @@ cdef Array from_torch(object obj):
         elif set_tensor(self, &tensor):
             self.writable = True
             refuse_lazy(obj, tensor.dtype.code == DL_COMPLEX)
-            return finished(self, obj)
+            return finish_array(self, obj)
     return from_torch_attributes(obj)
 
 
@@ -375,7 +375,7 @@ cdef Array from_torch_attributes(object obj):
     self.writable = True
     self.device = device
     self.device_index = obj.device.index or 0
-    return finished(self, obj)
+    return finish_array(self, obj)
 
 
 # DLPack
@@ -418,7 +418,7 @@ cdef Array from_dlpack(object obj):
             f"{tensor.dtype.bits} bits x {tensor.dtype.lanes} on device type "
             f"{tensor.device.device_type}; only whole bytes on cpu and cuda can be sent"
         )
-    return finished(self, obj)
+    return finish_array(self, obj)
 
 
 cdef object capsule_of(object obj):

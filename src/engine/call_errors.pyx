@@ -25,7 +25,7 @@ DTYPE_NAMES = {code: name for name, code in kernels.DTYPES.items()}
 OP_NAMES = {code: name for name, code in kernels.OPS.items()}
 
 
-class Failure(Exception):
+class CallError(Exception):
     """The reason for which a call ended early, as data.
 
     status          a name of STATUS_NAMES
@@ -52,8 +52,8 @@ class Failure(Exception):
 IN_CHUNKS = "in chunks, as arrays on a GPU go"
 
 
-cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other,
-                   size_t other_bytes):
+cdef str describe_call(const Fingerprint *f, size_t nbytes, const Fingerprint *other,
+                       size_t other_bytes):
     """Describe a fingerprint: `all_reduce #12 of 1000 float32, op SUM`.
 
     other       the fingerprint that it disagrees with: for the same call only the differences are
@@ -107,7 +107,7 @@ cdef str described(const Fingerprint *f, size_t nbytes, const Fingerprint *other
     return ", ".join(parts)
 
 
-cdef object numbered(object failure, const Fingerprint *call):
+cdef object with_call(object failure, const Fingerprint *call):
     """Add this rank's call to a mismatch."""
     if POINT_TO_POINT < call.collective < COLLECTIVES and call.seq:
         failure.call = COLLECTIVE_NAMES[call.collective], call.seq
@@ -115,7 +115,7 @@ cdef object numbered(object failure, const Fingerprint *call):
 
 
 cdef object recorded_failure(const ControlPlane *control_plane, int rank):
-    """Return the Failure that the control messages report, as seen from group rank `rank`."""
+    """Return the CallError that the control messages report, as seen from group rank `rank`."""
     cdef const ControlMessage *n = &control_plane.failure
     cdef const Fingerprint *mine = &control_plane.recent[n.ours.seq % RECENT]
     cdef bint mismatch = n.status == MISMATCH
@@ -124,21 +124,21 @@ cdef object recorded_failure(const ControlPlane *control_plane, int rank):
     cdef str words = (<const char *>n.call).decode("utf-8", "replace")
     if n.teller == rank and (words or n.status == ABORTED):
         # Another call of this rank failed the group, or abort did.
-        return Failure(STATUS_NAMES[ABORTED], ours=words)
-    ours = words or described(&n.ours, n.our_bytes, other, n.their_bytes)
+        return CallError(STATUS_NAMES[ABORTED], ours=words)
+    ours = words or describe_call(&n.ours, n.our_bytes, other, n.their_bytes)
     # With words, calls above the engine were compared: only the teller knows how.
-    theirs = "" if words else described(&n.theirs, n.their_bytes, &n.ours, n.our_bytes)
+    theirs = "" if words else describe_call(&n.theirs, n.their_bytes, &n.ours, n.our_bytes)
     mismatch = mismatch and not words
     # Of two ranks that differ, this rank agrees with one, or is one.
     if n.teller == rank or (mismatch and memcmp(mine, &n.ours, sizeof(Fingerprint)) == 0):
-        failure = Failure(status, n.peer, n.step, ours, theirs)
-        return numbered(failure, &n.ours) if mismatch else failure
+        failure = CallError(status, n.peer, n.step, ours, theirs)
+        return with_call(failure, &n.ours) if mismatch else failure
     if mismatch and (n.peer == rank or memcmp(mine, &n.theirs, sizeof(Fingerprint)) == 0):
-        return numbered(Failure(status, n.teller, n.step, theirs, ours), &n.theirs)
+        return with_call(CallError(status, n.teller, n.step, theirs, ours), &n.theirs)
     if mismatch:
-        failure = Failure(status, n.peer, n.step, ours, theirs, n.teller)
-        return numbered(failure, &n.ours)
-    return Failure(status, n.peer, n.step, ours, theirs, n.teller)
+        failure = CallError(status, n.peer, n.step, ours, theirs, n.teller)
+        return with_call(failure, &n.ours)
+    return CallError(status, n.peer, n.step, ours, theirs, n.teller)
 
 
 cdef list never_freed = []

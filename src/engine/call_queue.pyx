@@ -29,14 +29,14 @@ cdef class CallQueue:
         return False
 
     cdef void end_fast(self) noexcept:
-        self.leave()
+        self.release()
         add_with_gil(&self.outstanding, -1)
 
-    cdef void leave(self) noexcept:
+    cdef void release(self) noexcept:
         if exchange_int(&self.running, FREE) == AWAITED:
             futex_wake(<uint32_t *>&self.running)
 
-    def begin(self, object token not None) -> bool:
+    def try_begin(self, object token not None) -> bool:
         """Run now if no call runs or is queued; return whether. `token` is this call's alone."""
         if not self.try_begin_fast():
             return False
@@ -70,7 +70,7 @@ cdef class CallQueue:
         add_with_gil(&self.outstanding, -1)
         return True
 
-    def over(self) -> None:
+    def mark_run(self) -> None:
         """Note that a call that left the queue has run."""
         add_with_gil(&self.outstanding, -1)
 
@@ -81,4 +81,4 @@ cdef class CallQueue:
                 futex_wait(<uint32_t *>&self.running, AWAITED, FOR_LONG)
 
     def __exit__(self, *error) -> None:
-        self.leave()
+        self.release()

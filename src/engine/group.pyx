@@ -1,6 +1,6 @@
 """The engine: take arrays, find the named algorithm, run it without the GIL.
 
-It knows everything below it and nothing above. A failure leaves here as a `Failure`, which
+It knows everything below it and nothing above. A failure leaves here as a `CallError`, which
 the backend turns into an exception of cydist/errors.py.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -32,7 +32,7 @@ from cydist._native.control_plane cimport (
 from cydist._native.call_queue cimport CallQueue
 from cydist._native.sync cimport PAUSE_US, load_int, store_int
 
-from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, Failure
+from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, CallError
 
 # Importing an algorithm adds it to the table. The order determines
 # the algorithms' numbers, which fingerprints carry.
@@ -53,13 +53,13 @@ cdef set COMPLETE_ON_ALL = {
 cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
     if status == INTERRUPTED and handler_has_raised():
         return take_raised_by_handler()
-    return Failure(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
+    return CallError(STATUS_NAMES.get(status, f"status {status}"), peer, step, ours, theirs)
 
 
 # Dealloc needs the link, so the collector must not clear it before.
 @cython.no_gc_clear
 cdef class Group:
-    """A group's compiled half: a view of a link, and the calls that run on it.
+    """A group's compiled half: its comm, and the calls that run on it.
 
     link        the transport's end; ranks[i] is the peer number of group rank i
     comm_id     distinguishes this group's messages from other groups' on the same link
@@ -69,32 +69,32 @@ cdef class Group:
         cdef int i, size = len(ranks)
         self.peers = <int *>malloc(max(size, 1) * sizeof(int))
         self.blocks = <Block *>calloc(2 * size + 1, sizeof(Block))
-        self.view.farewells = <uint64_t *>calloc(max(size, 1), sizeof(uint64_t))
-        if self.peers == NULL or self.blocks == NULL or self.view.farewells == NULL:
+        self.comm.farewells = <uint64_t *>calloc(max(size, 1), sizeof(uint64_t))
+        if self.peers == NULL or self.blocks == NULL or self.comm.farewells == NULL:
             raise MemoryError
         for i in range(size):
             self.peers[i] = ranks[i]
         self.link = link
         self.call_queue = CallQueue()
         self.pid = getpid()
-        self.view.rank = rank
-        self.view.size = size
-        self.view.peers = self.peers
-        self.view.comm_id = comm_id
-        self.view.aborted = &self.aborted
-        link.open_view(&self.view)
+        self.comm.rank = rank
+        self.comm.size = size
+        self.comm.peers = self.peers
+        self.comm.comm_id = comm_id
+        self.comm.aborted = &self.aborted
+        link.attach_comm(&self.comm)
         self.open = True
         with nogil:
-            open_control_plane(&self.control_plane, &self.view)
+            open_control_plane(&self.control_plane, &self.comm)
 
     def __dealloc__(self):
         self.close()
-        free(self.view.farewells)
+        free(self.comm.farewells)
         free(self.peers)
         free(self.blocks)
 
     cpdef close(self):
-        """End the view: its windows go, and messages that arrived for it are dropped. Idempotent.
+        """Close the comm: its windows go, and messages that arrived for it are dropped. Idempotent.
 
         Collectives under way on other threads (or below a signal handler that called this)
         end with the status "closed"; the last of them releases the windows.
@@ -103,52 +103,52 @@ cdef class Group:
             self.open = False
             store_int(&self.aborted, CLOSED)
             if self.pid == getpid():
-                self.leave_view()
+                self.leave_comm()
 
-    cdef void leave_view(self) noexcept:
+    cdef void leave_comm(self) noexcept:
         if not self.open and self.running == 0 and not self.left:
             self.left = True
-            close_control_plane(&self.control_plane, &self.view)
-            self.link.close_view(&self.view)
+            close_control_plane(&self.control_plane, &self.comm)
+            self.link.detach_comm(&self.comm)
 
     @property
-    def told(self) -> bool:
+    def failure_is_known(self) -> bool:
         """Return whether all members already know that the group has failed."""
-        return self.control_plane.told
+        return self.control_plane.failure_is_known
 
     @property
-    def asked(self) -> int:
+    def probes_sent(self) -> int:
         """Return how often this rank, in a wait, has queried another for its call."""
-        return self.control_plane.asked
+        return self.control_plane.probes_sent
 
     def has_left(self, int rank) -> bool:
         """Return whether this member announced that it left the group while the link goes on."""
-        return 0 <= rank < self.view.size and rank != self.view.rank and has_left(&self.view, rank)
+        return 0 <= rank < self.comm.size and rank != self.comm.rank and has_left(&self.comm, rank)
 
     @property
     def windows(self) -> bool:
         """Return whether the members share windows. Called before the group's first collective."""
         if not self.asked_for_windows and self.open:
             self.asked_for_windows = True
-            self.link.open_windows(&self.view)
-        return self.view.windows != NULL
+            self.link.open_windows(&self.comm)
+        return self.comm.windows != NULL
 
     @property
     def library_comm(self) -> int:
         """Return the group's handle in the library below the link; 0: none. With a handle the
         library's own collectives serve the group."""
-        return self.view.library_comm
+        return self.comm.library_comm
 
     @library_comm.setter
     def library_comm(self, size_t handle):
-        self.view.library_comm = handle
+        self.comm.library_comm = handle
         self.choices = None
 
     def keep_choice(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
         """Store the algorithm that table.py chose for even blocks of `nbytes` in all."""
         cdef int code = CODES[collective]
         if self.choices is None:
-            self.choices = choices_for(self.view.size, self.windows, self.view.library_comm != 0)
+            self.choices = choices_for(self.comm.size, self.windows, self.comm.library_comm != 0)
         self.choices.segment_bytes = segment_bytes
         self.choices.rows[code][size_class(nbytes)] = find(algorithm, code)
 
@@ -161,26 +161,26 @@ cdef class Group:
         """Compare the group's last call with others before an orderly close, where a call returns
         before it has been compared. Waits for late ranks until the deadline.
 
-        Raises Failure if another rank made a different call, or if the group failed elsewhere.
+        Raises CallError if another rank made a different call, or if the group failed elsewhere.
         """
         cdef Call call
         cdef ControlMessage message
         cdef int status
-        if not self.open or self.running or self.view.drain == NULL:
+        if not self.open or self.running or self.comm.drain == NULL:
             return
         memset(&call, 0, sizeof(Call))
         call.deadline_ns = deadline_ns
         call.failed_peer = -1
         self.running += 1
         with nogil:
-            status = self.view.drain(&self.view, &call)
+            status = self.comm.drain(&self.comm, &call)
             if status != OK:
-                message = failure_message_of(&call, status, self.view.rank)
-                broadcast_failure(&self.control_plane, &self.view, &message)
+                message = failure_message_of(&call, status, self.comm.rank)
+                broadcast_failure(&self.control_plane, &self.comm, &message)
         self.running -= 1
-        self.leave_view()
+        self.leave_comm()
         if status != OK:
-            raise self.failed(&call, status)
+            raise self.error_of(&call, status)
 
     def compare_last(self, int64_t deadline_ns, bint alone=False) -> None:
         """Compare the group's last call with others before an orderly close, until the deadline.
@@ -188,13 +188,13 @@ cdef class Group:
 
         alone       the others do not part now: this rank sends its call, and waits for none
 
-        Raises Failure if ranks differ; also what a signal handler raised.
+        Raises CallError if ranks differ; also what a signal handler raised.
         """
         cdef Call call
         cdef ControlMessage message
         cdef int status = OK
         cdef bint known, busy = self.running != 0 or not self.call_queue.try_begin_fast()
-        if not self.open or self.view.size == 1 or (busy and self.view.windows != NULL):
+        if not self.open or self.comm.size == 1 or (busy and self.comm.windows != NULL):
             status = CLOSED
         memset(&call, 0, sizeof(Call))
         call.deadline_ns = deadline_ns
@@ -202,21 +202,21 @@ cdef class Group:
         self.running += 1
         if status == OK:
             with nogil:
-                status = poll_now(&self.control_plane, &self.view)
+                status = poll_now(&self.control_plane, &self.comm)
                 call.fingerprint = last_call(&self.control_plane)
         if status == OK and call.fingerprint.seq > self.compared_after:
             self.compared_after = call.fingerprint.seq
             known = busy or call.fingerprint.collective in COMPLETE_ON_ALL
-            self.number(&call)
+            self.assign_number(&call)
             with nogil:
-                status = compare_last(&self.view, &call, known, alone)
+                status = compare_last(&self.comm, &call, known, alone)
             status = self.left_without_it(&call, status)
             if status == MISMATCH:
-                message = failure_message_of(&call, status, self.view.rank)
+                message = failure_message_of(&call, status, self.comm.rank)
                 with nogil:
-                    broadcast_failure(&self.control_plane, &self.view, &message)
+                    broadcast_failure(&self.control_plane, &self.comm, &message)
         self.running -= 1
-        self.leave_view()
+        self.leave_comm()
         if not busy:
             self.call_queue.end_fast()
         if status == INTERRUPTED and handler_has_raised():
@@ -225,7 +225,7 @@ cdef class Group:
         if (status != CLOSED and self.control_plane.failed == MISMATCH
                 and (self.control_plane.failure.ours.collective != POINT_TO_POINT
                      or self.control_plane.failure.theirs.collective != POINT_TO_POINT)):
-            raise recorded_failure(&self.control_plane, self.view.rank)
+            raise recorded_failure(&self.control_plane, self.comm.rank)
 
     cdef int left_without_it(self, Call *c, int status) except -100:
         """Return MISMATCH if a departed rank left without this rank's last call. A rank that made
@@ -235,13 +235,13 @@ cdef class Group:
         if status != PEER_LOST or c.failed_peer < 0:
             return status
         with nogil:
-            status = poll_now(&self.control_plane, &self.view)
+            status = poll_now(&self.control_plane, &self.comm)
             while status == OK and now_ns() < until:
                 usleep(PAUSE_US)
-                status = poll_now(&self.control_plane, &self.view)
+                status = poll_now(&self.control_plane, &self.comm)
         if status != OK:
             return ABORTED
-        if not (has_left(&self.view, c.failed_peer)
+        if not (has_left(&self.comm, c.failed_peer)
                 or self.link.left(self.peers[c.failed_peer])):
             return PEER_LOST
         memset(&c.theirs, 0, sizeof(Fingerprint))
@@ -263,7 +263,7 @@ cdef class Group:
         peer        group rank that it is about, or -1
         call        what this rank was doing, for messages
         """
-        cdef ControlMessage message = failure_message(STATUSES[status], self.view.rank, peer, -1)
+        cdef ControlMessage message = failure_message(STATUSES[status], self.comm.rank, peer, -1)
         cdef bytes words = call.encode()
         strncpy(message.call, words, CALL_BYTES - 1)
         self.send_failure(&message)
@@ -272,14 +272,14 @@ cdef class Group:
         if self.open:
             self.running += 1
             with nogil:
-                broadcast_failure(&self.control_plane, &self.view, message)
+                broadcast_failure(&self.control_plane, &self.comm, message)
             self.running -= 1
-            self.leave_view()
+            self.leave_comm()
 
     def announce_call(self, str name not None, uint64_t seq) -> None:
         """Begin a collective that is made of messages: compare it with the calls of other ranks.
 
-        Raises Failure if the group has failed.
+        Raises CallError if the group has failed.
         """
         cdef Call call
         cdef ControlMessage message
@@ -292,44 +292,44 @@ cdef class Group:
         with nogil:
             status = load_int(&self.aborted)
             if status == OK:
-                status = begin_call(&self.control_plane, &self.view, &call)
+                status = begin_call(&self.control_plane, &self.comm, &call)
             if status != OK and status != CLOSED:
-                message = failure_message(status, self.view.rank, -1, -1)
+                message = failure_message(status, self.comm.rank, -1, -1)
                 message.ours = call.fingerprint
-                broadcast_failure(&self.control_plane, &self.view, &message)
-        leave(self, status)
+                broadcast_failure(&self.control_plane, &self.comm, &message)
+        end_control_call(self, status)
 
     def poll_control(self) -> None:
-        """Receive control messages, for a call that waits for something else. Raises Failure if the
-        group has failed."""
+        """Receive control messages, for a call that waits for something else. Raises CallError if
+        the group has failed."""
         cdef int status
         self.running += 1
         with nogil:
             status = load_int(&self.aborted)
             if status == OK:
-                status = poll_now(&self.control_plane, &self.view)
-        leave(self, status)
+                status = poll_now(&self.control_plane, &self.comm)
+        end_control_call(self, status)
 
-    def explained(self, ended) -> object:
+    def explain(self, ended) -> object:
         """Return why a call ended: `ended`; or, if a member was lost, the failure that another rank
         has reported or soon reports, if that says more. A rank that fails the group and leaves
         reports why first, but a third rank's report may arrive later."""
         cdef int status = load_int(&self.aborted)
-        cdef int64_t until = now_ns() + LATE_MESSAGE_NS if self.view.size > 2 else 0
+        cdef int64_t until = now_ns() + LATE_MESSAGE_NS if self.comm.size > 2 else 0
         if ended.status != "peer_lost" or ended.teller >= 0 or status != OK:
             return ended
         self.running += 1
         with nogil:
-            status = poll_now(&self.control_plane, &self.view)
+            status = poll_now(&self.control_plane, &self.comm)
             while status == OK and now_ns() < until:
                 usleep(PAUSE_US)
-                status = poll_now(&self.control_plane, &self.view)
+                status = poll_now(&self.control_plane, &self.comm)
         self.running -= 1
-        self.leave_view()
+        self.leave_comm()
         if (status == OK or status == PEER_LOST
-                or self.control_plane.failure.teller == self.view.rank):
+                or self.control_plane.failure.teller == self.comm.rank):
             return ended
-        return recorded_failure(&self.control_plane, self.view.rank)
+        return recorded_failure(&self.control_plane, self.comm.rank)
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
             int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
@@ -344,8 +344,8 @@ cdef class Group:
         about               (collective, Array, op) of the call that a preliminary vote belongs to;
                             used for comparison and in error messages
 
-        Raises Failure; or what a signal handler raised. The other members then know of the Failure,
-        except for a timeout, which `Group.fail` reports.
+        Raises CallError; or what a signal handler raised. The other members then know of the
+        failure, except for a timeout, which `Group.fail` reports.
         """
         cdef int code = CODES[collective]
         cdef const Entry *entry = find(algorithm, code)
@@ -363,7 +363,7 @@ cdef class Group:
             if factor is not None:
                 numbers[0] = factor.real
                 numbers[1] = factor.imag
-            if reduction(&reducing, sample.dtype, op, numbers, self.view.size) != 0:
+            if reduction(&reducing, sample.dtype, op, numbers, self.comm.size) != 0:
                 raise TypeError(
                     f"{collective}: {OP_NAMES[op]} makes no sense for {sample.dtype_name}")
             call.op = &reducing
@@ -385,24 +385,24 @@ cdef class Group:
         call.inputs = blocks if inputs else NULL
         call.outputs = blocks + len(inputs) if outputs else NULL
         agree_on_sizes(&call, len(inputs), len(outputs))
-        self.number(&call)
+        self.assign_number(&call)
         self.running += 1
         with nogil:
             status = self.perform(&call, entry)
         self.running -= 1
-        self.leave_view()
+        self.leave_comm()
         free(blocks)
         if status != OK:
             self.keep_while_used(inputs, outputs)
             keep_still_accessed(&call, inputs, outputs)
-            raise self.failed(&call, status)
+            raise self.error_of(&call, status)
 
     cdef void keep_while_used(self, object one, object other):
         """Keep objects alive after a failed call if the transport may still use their memory."""
-        if self.view.lingers != NULL and self.view.lingers(&self.view):
+        if self.comm.lingers != NULL and self.comm.lingers(&self.comm):
             self.link.keep(one, other)
 
-    cdef void number(self, Call *c) noexcept:
+    cdef void assign_number(self, Call *c) noexcept:
         c.root = c.fingerprint.root
         c.tag = COLLECTIVE_TAG | ((c.fingerprint.seq & SEQUENCE_MASK) << SEQUENCE_SHIFT)
         c.failed_peer = -1
@@ -412,35 +412,35 @@ cdef class Group:
         cdef ControlMessage message
         cdef int status = load_int(&self.aborted)
         if status == OK:
-            status = begin_call(&self.control_plane, &self.view, c)
-        if status == OK and self.view.compare != NULL:
-            status = self.view.compare(&self.view, c)
+            status = begin_call(&self.control_plane, &self.comm, c)
+        if status == OK and self.comm.compare != NULL:
+            status = self.comm.compare(&self.comm, c)
         if status == OK:
             reach(ENTER)
-            status = entry.run(&self.view, c)
+            status = entry.run(&self.comm, c)
         if status != OK and status != CLOSED:
             patiently(c)
-            message = failure_message_of(c, status, self.view.rank)
+            message = failure_message_of(c, status, self.comm.rank)
             if status == TIMEOUT:
                 record_failure(&self.control_plane, &message)
             else:
-                broadcast_failure(&self.control_plane, &self.view, &message)
+                broadcast_failure(&self.control_plane, &self.comm, &message)
         return status
 
-    cdef object failed(self, const Call *c, int status):
+    cdef object error_of(self, const Call *c, int status):
         if status == CLOSED or (status == INTERRUPTED and handler_has_raised()):
             return failure(status, c.failed_peer, c.failed_step)
-        return recorded_failure(&self.control_plane, self.view.rank)
+        return recorded_failure(&self.control_plane, self.comm.rank)
 
 
-cdef int leave(Group group, int status) except -1:
-    """End a call that only compared or received control messages. Raises Failure."""
+cdef int end_control_call(Group group, int status) except -1:
+    """End a call that only compared or received control messages. Raises CallError."""
     group.running -= 1
-    group.leave_view()
+    group.leave_comm()
     if status == CLOSED:
         raise failure(status, -1, -1)
     if status != OK:
-        raise recorded_failure(&group.control_plane, group.view.rank)
+        raise recorded_failure(&group.control_plane, group.comm.rank)
     return 0
 
 

@@ -10,7 +10,7 @@ from cydist._native.abi cimport (
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.array cimport Array
 from cydist._native.group cimport Group, failure
-from cydist._native.call_errors cimport described, recorded_failure
+from cydist._native.call_errors cimport describe_call, recorded_failure
 from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
 from cydist._native.sync cimport load_int, store_int
 
@@ -27,12 +27,12 @@ cdef class Message:
     cdef Array array
     cdef Request request
     cdef Fingerprint fingerprint
-    cdef bint told                  # it ended because the group failed on another rank
+    cdef bint group_failed          # it ended because the group failed on another rank
 
     def __dealloc__(self):
         cdef bint ours = self.group is not None and self.group.pid == getpid()
         if ours and load_int(&self.request.status) == PENDING:
-            self.group.view.cancel(&self.group.view, &self.request)
+            self.group.comm.cancel(&self.group.comm, &self.request)
         if ours and load_int(&self.request.status) != OK:
             self.group.keep_while_used(self.array, None)
 
@@ -51,23 +51,23 @@ cdef class Message:
         if load_int(&self.request.status) != PENDING:
             return True
         with nogil:
-            self.group.view.test(&self.group.view, &self.request)
+            self.group.comm.test(&self.group.comm, &self.request)
         self.end_with_group()
         return load_int(&self.request.status) != PENDING
 
     cdef void end_with_group(self):
         """End a message of a group that was aborted, closed, or failed, though no thread waits."""
         cdef int status = load_int(&self.group.aborted)
-        cdef bint told = status == OK
-        if told:
+        cdef bint intact = status == OK
+        if intact:
             status = load_int(&self.group.control_plane.failed)
         if status != OK and load_int(&self.request.status) == PENDING:
             self.withdraw(status)
-            self.told = told and load_int(&self.request.status) == status
+            self.group_failed = intact and load_int(&self.request.status) == status
 
     cdef void withdraw(self, int status):
         with nogil:
-            self.group.view.cancel(&self.group.view, &self.request)
+            self.group.comm.cancel(&self.group.comm, &self.request)
         self.group.keep_while_used(self.array, None)
         if load_int(&self.request.status) == PENDING:
             store_int(&self.request.status, status)
@@ -81,23 +81,23 @@ cdef class Message:
         if status == PENDING:
             self.group.running += 1     # the wait looks at windows, which must stay
             with nogil:
-                status = wait_and_ask(&self.group.view, &self.request, deadline_ns)
+                status = wait_and_ask(&self.group.comm, &self.request, deadline_ns)
             self.group.running -= 1
-            self.group.leave_view()
+            self.group.leave_comm()
         if status == INTERRUPTED:       # though the message may be complete by now
             raise failure(status, self.request.peer, -1)
         self.end_with_group()
         return load_int(&self.request.status) != PENDING
 
     def check(self) -> None:
-        """Raise the Failure that it ended with, if any."""
-        if self.told:
-            raise recorded_failure(&self.group.control_plane, self.group.view.rank)
+        """Raise the CallError that it ended with, if any."""
+        if self.group_failed:
+            raise recorded_failure(&self.group.control_plane, self.group.comm.rank)
         if load_int(&self.request.status) < 0:
             raise failure(
                 self.request.status, self.peer(), -1,
-                described(&self.fingerprint, self.request.nbytes, NULL, 0),
-                described(&self.request.theirs, self.request.theirs_bytes, NULL, 0))
+                describe_call(&self.fingerprint, self.request.nbytes, NULL, 0),
+                describe_call(&self.request.theirs, self.request.theirs_bytes, NULL, 0))
 
     cdef int peer(self) noexcept:
         """Return the peer it is about; of a receive from any source, the rank that was lost."""
@@ -108,7 +108,7 @@ cdef class Message:
     def fail(self) -> None:
         """Fail the group with this message: report it to all members, as `Group.fail` does."""
         cdef ControlMessage message = failure_message(
-            self.request.status, self.group.view.rank, self.peer(), -1)
+            self.request.status, self.group.comm.rank, self.peer(), -1)
         if message.status >= OK or message.status == CLOSED:
             return
         message.ours = self.fingerprint
@@ -123,8 +123,8 @@ cdef class Message:
             self.withdraw(ABORTED)
 
 
-cdef Message posted(Group group, Array array, int peer, uint64_t tag, Array about,
-                    size_t layout, bint sending):
+cdef Message post_message(Group group, Array array, int peer, uint64_t tag, Array about,
+                          size_t layout, bint sending):
     cdef Message m = Message.__new__(Message)
     cdef Array subject = array if about is None else about
     cdef int status
@@ -144,13 +144,13 @@ cdef Message posted(Group group, Array array, int peer, uint64_t tag, Array abou
     with nogil:
         status = load_int(&group.aborted)
         if status == OK:
-            status = poll_now(&group.control_plane, &group.view)
-            m.told = status != OK
+            status = poll_now(&group.control_plane, &group.comm)
+            m.group_failed = status != OK
         if status == OK:
             if sending:
-                status = group.view.send(&group.view, &m.request)
+                status = group.comm.send(&group.comm, &m.request)
             else:
-                status = group.view.recv(&group.view, &m.request)
+                status = group.comm.recv(&group.comm, &m.request)
     if status != OK:
         m.request.status = status
     return m
@@ -163,10 +163,10 @@ def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
     about       an array that this message announces; other messages carry its bytes
     layout      MPI's datatype of the array, which only a link that `describes` accepts
     """
-    return posted(group, array, peer, tag, about, layout, True)
+    return post_message(group, array, peer, tag, about, layout, True)
 
 
 def irecv(Group group not None, Array array not None, int peer, uint64_t tag, *,
           Array about=None, size_t layout=0) -> Message:
     """Post a receive, into contiguous memory if `layout` is 0; peer may be ANY_SOURCE."""
-    return posted(group, array, peer, tag, about, layout, False)
+    return post_message(group, array, peer, tag, about, layout, False)

@@ -5,7 +5,7 @@ do not change (the group, the algorithm, the reduction's loop) are looked up her
 allocated. A function returns False for other calls and for erroneous ones. Then nothing has
 happened, and the general path runs the call or reports the error.
 
-A brief call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
+A short call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
 at a flag: releasing and taking the GIL costs more. Only a longer wait reads the clock.
 """
 from libc.stdint cimport int64_t
@@ -118,8 +118,8 @@ cdef int group_rank_of(object group, Group native, object given) except -2:
     cdef long found = small_int(given)
     cdef int rank
     if found < 0 or group is default_group:
-        return <int>found if found < native.view.size else -1
-    for rank in range(native.view.size):
+        return <int>found if found < native.comm.size else -1
+    for rank in range(native.comm.size):
         if small_int(group.ranks[rank]) == found:
             return rank
     return -1
@@ -133,7 +133,7 @@ cdef inline bint disjoint_from_all(const NdarrayView *a, const Block *blocks, in
     return True
 
 
-cdef inline bint operation(object op, int dtype, int ranks, Reduction *r, int *code) except -1:
+cdef inline bint read_operation(object op, int dtype, int ranks, Reduction *r, int *code) except -1:
     """Fill in the reduction; False: the general path reports the error."""
     if type(op) is not operations:
         return False
@@ -196,7 +196,7 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
         0 if entry.collective == GATHER or entry.collective == SCATTER else EVEN,
         root, 0, index_of(entry), 0)
     agree_on_sizes(c, 0, 0)
-    native.number(c)
+    native.assign_number(c)
     native.running += 1
     if nbytes > GIL_KEPT_BYTES or entry.needs & WINDOWS == 0:
         patiently(c)
@@ -204,13 +204,13 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
     if b.thread != NULL:
         PyEval_RestoreThread(b.thread)
     native.running -= 1
-    native.leave_view()
+    native.leave_comm()
     native.call_queue.end_fast()
     try:
         if status != OK:
             native.keep_while_used(one, other)
             keep_still_accessed(c, one, other)
-            group.failed_call(name, c.fingerprint.seq, native.failed(c, status))
+            group.failed_call(name, c.fingerprint.seq, native.error_of(c, status))
     finally:
         native.fast_over = True
     return True
@@ -224,8 +224,8 @@ cdef void cut_blocks(Block *blocks, const NdarrayView *whole, int parts) noexcep
         blocks[i] = Block(whole.ptr + i * each, each)
 
 
-cdef inline bint on_one(str name, int collective, object tensor, object given_root, object op,
-                        object group) except -1:
+cdef inline bint run_on_array(str name, int collective, object tensor, object given_root, object op,
+                              object group) except -1:
     """Run a call on one array that has the same size on all ranks. `root` and `op` mean nothing
     for a call that has none."""
     cdef bint rooted = collective == BROADCAST or collective == REDUCE
@@ -240,10 +240,10 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
         root = group_rank_of(chosen, native, given_root)
     if (rooted and root < 0) or not view_array(tensor, &p) or p.count == 0:
         return False
-    cdef bint written = not rooted or (native.view.rank == root) == (collective == REDUCE)
+    cdef bint written = not rooted or (native.comm.rank == root) == (collective == REDUCE)
     if written and not p.writable:
         return False
-    if collective != BROADCAST and not operation(op, p.dtype, native.view.size, &r, &code):
+    if collective != BROADCAST and not read_operation(op, p.dtype, native.comm.size, &r, &code):
         return False
     cdef FastCall b
     prepare(&b, native)
@@ -259,35 +259,35 @@ cdef inline bint on_one(str name, int collective, object tensor, object given_ro
 
 cpdef bint all_reduce(object tensor, object op, object group) except -1:
     """Run cydist.all_reduce."""
-    return on_one("all_reduce", ALL_REDUCE, tensor, None, op, group)
+    return run_on_array("all_reduce", ALL_REDUCE, tensor, None, op, group)
 
 
 cpdef bint broadcast(object tensor, object src, object group) except -1:
     """Run cydist.broadcast."""
-    return on_one("broadcast", BROADCAST, tensor, src, None, group)
+    return run_on_array("broadcast", BROADCAST, tensor, src, None, group)
 
 
 cpdef bint reduce(object tensor, object dst, object op, object group) except -1:
     """Run cydist.reduce."""
-    return on_one("reduce", REDUCE, tensor, dst, op, group)
+    return run_on_array("reduce", REDUCE, tensor, dst, op, group)
 
 
 cpdef bint scan(object tensor, object op, object group) except -1:
     """Run cydist.scan."""
-    return on_one("scan", SCAN, tensor, None, op, group)
+    return run_on_array("scan", SCAN, tensor, None, op, group)
 
 
 cpdef bint exscan(object tensor, object op, object group) except -1:
     """Run cydist.exscan."""
-    return on_one("exscan", EXSCAN, tensor, None, op, group)
+    return run_on_array("exscan", EXSCAN, tensor, None, op, group)
 
 
 cdef enum:
     MOST_LISTED = 64            # arrays of a list: all pairs are compared
 
 
-cdef bint on_list(str name, int collective, object tensor, object arrays, object given_root,
-                  object group) except -1:
+cdef bint run_on_list(str name, int collective, object tensor, object arrays, object given_root,
+                      object group) except -1:
     """Run a call on this rank's array and, on the root, a list with one array per rank."""
     cdef NdarrayView own, each
     cdef Block block
@@ -303,8 +303,8 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
     root = group_rank_of(chosen, native, 0 if given_root is None else given_root)
     if root < 0 or not view_array(tensor, &own) or own.count == 0 or not (gathers or own.writable):
         return False
-    if root == native.view.rank:
-        listed = native.view.size
+    if root == native.comm.rank:
+        listed = native.comm.size
         if type(arrays) is not list:
             return False
         arrays = tuple(arrays)      # the user may change the list while the call is under way
@@ -334,17 +334,17 @@ cdef bint on_list(str name, int collective, object tensor, object arrays, object
     else:
         b.call.inputs = blocks if listed > 0 else NULL
     return run_call(chosen, native, name, entry, &b, own.dtype, 0, OP_NONE, root,
-                    own.nbytes * native.view.size, tensor, arrays)
+                    own.nbytes * native.comm.size, tensor, arrays)
 
 
 cpdef bint gather(object tensor, object arrays, object dst, object group) except -1:
     """Run cydist.gather."""
-    return on_list("gather", GATHER, tensor, arrays, dst, group)
+    return run_on_list("gather", GATHER, tensor, arrays, dst, group)
 
 
 cpdef bint scatter(object tensor, object arrays, object src, object group) except -1:
     """Run cydist.scatter."""
-    return on_list("scatter", SCATTER, tensor, arrays, src, group)
+    return run_on_list("scatter", SCATTER, tensor, arrays, src, group)
 
 
 cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
@@ -354,9 +354,9 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
     cdef Group native = native_of(chosen)
     if native is None or not view_array(input, &small) or not view_array(output, &large):
         return False
-    if small.count == 0 or not is_multiple(&large, &small, native.view.size) or not large.writable:
+    if small.count == 0 or not is_multiple(&large, &small, native.comm.size) or not large.writable:
         return False
-    if not disjoint(&small, &large) and small.ptr != large.ptr + native.view.rank * small.nbytes:
+    if not disjoint(&small, &large) and small.ptr != large.ptr + native.comm.rank * small.nbytes:
         return False
     cdef FastCall b
     prepare(&b, native)
@@ -364,7 +364,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
     if entry == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
-    cut_blocks(native.blocks, &large, native.view.size)
+    cut_blocks(native.blocks, &large, native.comm.size)
     b.call.inputs = &block
     b.call.outputs = native.blocks
     return run_call(chosen, native, "all_gather_into_tensor", entry, &b, small.dtype, large.count,
@@ -380,9 +380,10 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
     cdef Group native = native_of(chosen)
     if native is None or not view_array(output, &small) or not view_array(input, &large):
         return False
-    if small.count == 0 or not is_multiple(&large, &small, native.view.size) or not small.writable:
+    if small.count == 0 or not is_multiple(&large, &small, native.comm.size) or not small.writable:
         return False
-    if not disjoint(&small, &large) or not operation(op, small.dtype, native.view.size, &r, &code):
+    if not disjoint(&small, &large) or not read_operation(op, small.dtype, native.comm.size, &r,
+                                                          &code):
         return False
     cdef FastCall b
     prepare(&b, native)
@@ -390,7 +391,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
     if entry == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
-    cut_blocks(native.blocks, &large, native.view.size)
+    cut_blocks(native.blocks, &large, native.comm.size)
     b.call.inputs = native.blocks
     b.call.outputs = &block
     b.call.op = &r
@@ -408,7 +409,7 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
     if (given.count == 0 or given.count != due.count or given.dtype != due.dtype
             or not due.writable or given.ndim != 1 or due.ndim != 1):
         return False
-    cdef int size = native.view.size
+    cdef int size = native.comm.size
     if given.count % size != 0 or not disjoint(&given, &due):
         return False
     cdef FastCall b

@@ -109,8 +109,8 @@ cdef class Enqueuer:
                     or group.host._failed is not None or group._blocking_wait
                     or group._collected is not None)
 
-    cdef object put(self, str name, tuple note, object function, tuple arguments, object library,
-                    object result, object other, bint async_op):
+    cdef object enqueue_if_plain(self, str name, tuple note, object function, tuple arguments,
+                                 object library, object result, object other, bint async_op):
         """Enqueue NCCL's function, with a stream as last argument, under the group's lock.
 
         note            None for a message
@@ -140,12 +140,12 @@ cdef class Enqueuer:
         # A blocking call keeps no arrays: only later work on this stream reuses their memory.
         flight = self.new_flight(call, (result, other) if async_op else None, stream)
         try:    # a signal handler may raise in any Python code: no thread must wait for this then
-            watch.begin(flight)
+            watch.add(flight)
             if note is not None:
                 call.seq = group.next_seq()
                 group._call = call
             if async_op:
-                self.after(current)
+                self.order_after(current)
             if note is not None and watch.call_check is not None:
                 watch.call_check.note(call.seq, note)
             function(*arguments, stream)
@@ -154,7 +154,7 @@ cdef class Enqueuer:
                 event = self.lib.event(self.index)
             self.lib.record(event, self.index, stream)
         except BaseException as error:
-            watch.drop(flight)
+            watch.discard(flight)
             group.on_refused(call, error)
             raise
         finally:
@@ -165,7 +165,7 @@ cdef class Enqueuer:
         flight.reusable = True
         return None
 
-    cdef int after(self, object current) except -1:
+    cdef int order_after(self, object current) except -1:
         """Make the group's stream wait for the work on the current stream."""
         if self.order is None:
             self.order = self.lib.event(self.index)
@@ -198,7 +198,7 @@ cdef object all_reduce(object tensor, object op, object group, bint async_op):
         return NOT_FAST
     kind, operation, width, name = how
     address = <size_t>p.ptr
-    return self.put(
+    return self.enqueue_if_plain(
         "all_reduce", ("all_reduce of %d %s, op %s", p.count, names[p.dtype], name),
         self.comm.all_reduce, (address, address, p.count * <size_t>width, kind, operation),
         library, tensor, None, async_op)
@@ -216,7 +216,7 @@ cdef object reduce(object tensor, object dst, object op, object group, bint asyn
         return NOT_FAST
     kind, operation, width, name = how
     address = <size_t>p.ptr
-    return self.put(
+    return self.enqueue_if_plain(
         "reduce", ("reduce of %d %s, op %s, root %d", p.count, names[p.dtype], name, root),
         self.comm.reduce, (address, address, p.count * <size_t>width, kind, operation, root),
         library, tensor, None, async_op)
@@ -232,7 +232,7 @@ cdef object broadcast(object tensor, object src, object group, bint async_op):
     if root < 0:
         return NOT_FAST
     address = <size_t>p.ptr
-    return self.put(
+    return self.enqueue_if_plain(
         "broadcast", ("broadcast of %d %s, root %d", p.count, names[p.dtype], root),
         self.comm.broadcast, (address, address, p.nbytes, NCCL_UINT8, root), library, tensor, None,
         async_op)
@@ -248,7 +248,7 @@ cdef object all_gather_into_tensor(object output, object input, object group, bi
         return NOT_FAST
     if not disjoint(&small, &large) and small.ptr != large.ptr + self.rank * small.nbytes:
         return NOT_FAST
-    return self.put(
+    return self.enqueue_if_plain(
         "all_gather_into_tensor",
         ("all_gather_into_tensor of %d * %d %s", self.size, small.count, names[small.dtype]),
         self.comm.all_gather, (<size_t>small.ptr, <size_t>large.ptr, small.nbytes, NCCL_UINT8),
@@ -266,7 +266,7 @@ cdef object reduce_scatter_tensor(object output, object input, object op, object
     if how is None or not is_multiple(&large, &small, self.size) or not disjoint(&small, &large):
         return NOT_FAST
     kind, operation, width, name = how
-    return self.put(
+    return self.enqueue_if_plain(
         "reduce_scatter_tensor",
         ("reduce_scatter_tensor of %d * %d %s, op %s", self.size, small.count,
          names[small.dtype], name),
@@ -286,7 +286,7 @@ cdef object all_to_all_single(object output, object input, object group, bint as
             or given.count % self.size != 0 or not disjoint(&given, &due)):
         return NOT_FAST
     cdef size_t count = given.count // self.size
-    return self.put(
+    return self.enqueue_if_plain(
         "all_to_all_single",
         ("all_to_all_single of %d for each, %d bytes an element", count,
          given.nbytes // given.count),
@@ -295,16 +295,16 @@ cdef object all_to_all_single(object output, object input, object group, bint as
 
 
 cdef object send(object tensor, object dst, object group, object tag, bint async_op):
-    return message("isend" if async_op else "send", True, tensor, dst, group, tag, async_op)
+    return send_or_recv("isend" if async_op else "send", True, tensor, dst, group, tag, async_op)
 
 
 cdef object recv(object tensor, object src, object group, object tag, bint async_op):
     """Return None once it is enqueued, or its Work."""
-    return message("irecv" if async_op else "recv", False, tensor, src, group, tag, async_op)
+    return send_or_recv("irecv" if async_op else "recv", False, tensor, src, group, tag, async_op)
 
 
-cdef object message(str name, bint sends, object tensor, object given, object group, object tag,
-                    bint async_op):
+cdef object send_or_recv(str name, bint sends, object tensor, object given, object group,
+                         object tag, bint async_op):
     """Enqueue one message, by itself: NCCL has no tags."""
     cdef NdarrayView p
     cdef Enqueuer self = enqueuer_of(group)
@@ -315,7 +315,7 @@ cdef object message(str name, bint sends, object tensor, object given, object gr
     cdef long label = small_int(tag)
     if peer < 0 or peer == self.rank or not 0 <= label <= LARGEST_TAG:
         return NOT_FAST
-    done = self.put(
+    done = self.enqueue_if_plain(
         name, None, self.comm.send if sends else self.comm.recv,
         (<size_t>p.ptr, p.nbytes, NCCL_UINT8, peer), library, tensor, None, async_op)
     if async_op and not sends and done is not NOT_FAST:

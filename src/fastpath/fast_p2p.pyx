@@ -9,7 +9,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.group cimport Group, failure
-from cydist._native.call_errors cimport described, recorded_failure
+from cydist._native.call_errors cimport describe_call, recorded_failure
 from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
 from cydist._native.ndarray_view cimport NdarrayView, view_array
 from cydist._native.fast_collectives cimport (
@@ -22,16 +22,16 @@ cdef enum:
 
 cpdef bint send(object tensor, object dst, object group, object tag) except -1:
     """Run cydist.send."""
-    return message("send", tensor, dst, group, tag, True)
+    return send_or_recv("send", tensor, dst, group, tag, True)
 
 
 cpdef bint recv(object tensor, object src, object group, object tag) except -1:
     """Run cydist.recv from a named rank."""
-    return message("recv", tensor, src, group, tag, False)
+    return send_or_recv("recv", tensor, src, group, tag, False)
 
 
-cdef bint message(str name, object tensor, object peer, object group, object tag,
-                  bint sending) except -1:
+cdef bint send_or_recv(str name, object tensor, object peer, object group, object tag,
+                       bint sending) except -1:
     cdef NdarrayView p
     cdef Request r
     cdef Fingerprint f
@@ -41,32 +41,32 @@ cdef bint message(str name, object tensor, object peer, object group, object tag
         return False
     cdef int rank = group_rank_of(chosen, native, peer)
     cdef long label = small_int(tag)
-    if rank < 0 or rank == native.view.rank:
+    if rank < 0 or rank == native.comm.rank:
         return False
     if not 0 <= label <= LARGEST_TAG or not view_array(tensor, &p) or p.count == 0:
         return False
     if not sending and not p.writable:
         return False
-    describe(&r, &f, &p, rank, <uint64_t>label)
+    set_request(&r, &f, &p, rank, <uint64_t>label)
     # A control message that has been received is no longer in any ring.
-    if (native.view.at_once != NULL and load_int(&native.control_plane.receive.status) == PENDING
-            and native.view.at_once(&native.view, &r, sending) == OK):
+    if (native.comm.at_once != NULL and load_int(&native.control_plane.receive.status) == PENDING
+            and native.comm.at_once(&native.comm, &r, sending) == OK):
         return True
-    cdef bint told = False
+    cdef bint group_failed = False
     native.running += 1
-    cdef int status = travel(chosen, native, name, &r, sending, &told)
+    cdef int status = run_message(chosen, native, name, &r, sending, &group_failed)
     if status != OK:
-        status = given_up(native, &r, status)
+        status = give_up(native, &r, status)
         native.keep_while_used(tensor, None)
     native.running -= 1
-    native.leave_view()
+    native.leave_comm()
     if status != OK:
-        fail_message(chosen, native, name, &r, &f, status, told)
+        fail_message(chosen, native, name, &r, &f, status, group_failed)
     return True
 
 
-cdef inline void describe(Request *r, Fingerprint *f, const NdarrayView *p, int rank,
-                          uint64_t tag) noexcept:
+cdef inline void set_request(Request *r, Fingerprint *f, const NdarrayView *p, int rank,
+                             uint64_t tag) noexcept:
     memset(r, 0, sizeof(Request))
     f[0] = Fingerprint(0, p.count, POINT_TO_POINT, p.dtype, 0, 0, -1, 0, 0, 0)
     r.ptr = p.ptr
@@ -78,37 +78,37 @@ cdef inline void describe(Request *r, Fingerprint *f, const NdarrayView *p, int 
     r.status = PENDING
 
 
-cdef inline int travel(object group, Group native, str name, Request *r, bint sending,
-                       bint *told) except *:
+cdef inline int run_message(object group, Group native, str name, Request *r, bint sending,
+                            bint *group_failed) except *:
     """Post the message, unless it is posted, and wait for it; return a Status.
 
-    told    set if it ended because the group has failed
+    group_failed    set if it ended because the group has failed
     """
     cdef bint posted = r.link != NULL
     cdef int64_t now = now_ns()
     cdef int64_t deadline_ns = now + <int64_t>(native.timeout * 1e9)
     cdef int status
     with nogil:
-        status = poll_now(&native.control_plane, &native.view)
-        told[0] = status != OK
+        status = poll_now(&native.control_plane, &native.comm)
+        group_failed[0] = status != OK
         if status == OK and not posted:
-            status = native.view.send(&native.view, r) if sending \
-                else native.view.recv(&native.view, r)
+            status = native.comm.send(&native.comm, r) if sending \
+                else native.comm.recv(&native.comm, r)
         if status == OK:
-            status = native.view.wait(&native.view, r, min(now + SHORT_NS, deadline_ns))
+            status = native.comm.wait(&native.comm, r, min(now + SHORT_NS, deadline_ns))
     if status == TIMEOUT:
         group.waiting = (name, r.peer)
         with nogil:
-            status = wait_and_ask(&native.view, r, deadline_ns)
+            status = wait_and_ask(&native.comm, r, deadline_ns)
         group.waiting = None
     return status
 
 
-cdef int given_up(Group native, Request *r, int status) noexcept:
+cdef int give_up(Group native, Request *r, int status) noexcept:
     """Withdraw a message that failed; return the Status it ended with."""
     with nogil:
         if r.link != NULL and load_int(&r.status) == PENDING:
-            native.view.cancel(&native.view, r)
+            native.comm.cancel(&native.comm, r)
     # While this thread waited for the GIL, another thread's wait may have completed it.
     if status != INTERRUPTED and load_int(&r.status) != PENDING:
         return r.status
@@ -116,7 +116,7 @@ cdef int given_up(Group native, Request *r, int status) noexcept:
 
 
 cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
-                      int status, bint told) except -1:
+                      int status, bint group_failed) except -1:
     """Fail the group, as the general path's Work does, and raise the cause."""
     cdef ControlMessage message
     cdef int peer = r.source if status == MISMATCH else r.peer
@@ -126,13 +126,13 @@ cdef int fail_message(object group, Group native, str name, Request *r, const Fi
         error = failure(status, r.peer, -1)
         group.fail(error, name)
         raise error
-    if told or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
-                and load_int(&native.control_plane.failed) != OK):
-        group.failed_message(name, recorded_failure(&native.control_plane, native.view.rank))
-    ended = failure(status, peer, -1, described(f, r.nbytes, NULL, 0),
-                    described(&r.theirs, r.theirs_bytes, NULL, 0))
+    if group_failed or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
+                        and load_int(&native.control_plane.failed) != OK):
+        group.failed_message(name, recorded_failure(&native.control_plane, native.comm.rank))
+    ended = failure(status, peer, -1, describe_call(f, r.nbytes, NULL, 0),
+                    describe_call(&r.theirs, r.theirs_bytes, NULL, 0))
     if status != CLOSED:
-        message = failure_message(status, native.view.rank, peer, -1)
+        message = failure_message(status, native.comm.rank, peer, -1)
         message.ours = f[0]
         message.our_bytes = r.nbytes
         message.theirs = r.theirs

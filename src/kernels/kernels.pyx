@@ -71,11 +71,11 @@ def isas() -> list[str]:
 
 
 def isa() -> str:
-    """Return the variant in use: the last of isas(), unless use() named another."""
+    """Return the variant in use: the last of isas(), unless use_isa() named another."""
     return kernels.isa.decode()
 
 
-def use(name: str | None = None) -> None:
+def use_isa(name: str | None = None) -> None:
     """Use this variant, or the best, for later reductions; all variants give the same bits.
 
     Raises ValueError, and changes nothing, if this machine cannot run it.
@@ -87,7 +87,7 @@ def use(name: str | None = None) -> None:
     kernels = cydist_variant(<int>(names.index(name) if name else len(names) - 1))
 
 
-use()
+use_isa()
 
 
 cdef int reduction(Reduction *r, int dtype, int op, void *factor, int ranks) noexcept nogil:
@@ -106,7 +106,7 @@ cdef int reduction(Reduction *r, int dtype, int op, void *factor, int ranks) noe
             return -1
         r.finish = kernels.finish[dtype]
     elif op == OP_PREMUL_SUM:
-        if factor == NULL or not fits(dtype, (<const double *>factor)[0]):
+        if factor == NULL or not is_exact_factor(dtype, (<const double *>factor)[0]):
             return -1
         r.context = factor
         r.prepare = kernels.prepare[dtype]
@@ -114,7 +114,7 @@ cdef int reduction(Reduction *r, int dtype, int op, void *factor, int ranks) noe
 
 
 # Integers are multiplied by integers; a fraction would silently be lost.
-cdef bint fits(int dtype, double factor) noexcept nogil:
+cdef bint is_exact_factor(int dtype, double factor) noexcept nogil:
     if dtype > DT_U64:
         return True
     return factor == floor(factor) and -2.0 ** 63 <= factor < 2.0 ** 64
@@ -131,8 +131,8 @@ cdef struct StridedPlan:
     size_t packed[64]
 
 
-cdef void plan(StridedPlan *p, int ndim, const int64_t *shape, const int64_t *strides,
-               size_t itemsize) noexcept nogil:
+cdef void make_plan(StridedPlan *p, int ndim, const int64_t *shape, const int64_t *strides,
+                    size_t itemsize) noexcept nogil:
     cdef int d, last
     p.run = itemsize
     p.ndim = 0
@@ -158,7 +158,7 @@ cdef void plan(StridedPlan *p, int ndim, const int64_t *shape, const int64_t *st
 
 # Return the dimension outside the innermost in which the array is densest, so that a
 # transposed array is copied in tiles.
-cdef int partner(const StridedPlan *p) noexcept nogil:
+cdef int tiled_dimension(const StridedPlan *p) noexcept nogil:
     cdef int d, best = p.ndim - 2
     for d in range(p.ndim - 3, -1, -1):
         if magnitude(p.array[d]) < magnitude(p.array[best]):
@@ -172,7 +172,7 @@ cdef inline size_t magnitude(ptrdiff_t stride) noexcept nogil:
     return <size_t>(stride if stride >= 0 else -stride)
 
 
-cdef void drop(StridedPlan *p, int dimension) noexcept nogil:
+cdef void drop_dimension(StridedPlan *p, int dimension) noexcept nogil:
     cdef int d
     p.ndim -= 1
     for d in range(dimension, p.ndim):
@@ -191,15 +191,15 @@ cdef void move(bint packing, char *packed, char *array, int ndim, const int64_t 
     for d in range(ndim):
         if shape[d] == 0:
             return
-    plan(&p, ndim, shape, strides, itemsize)
+    make_plan(&p, ndim, shape, strides, itemsize)
     if p.ndim > 1:
-        d = partner(&p)
+        d = tiled_dimension(&p)
         rows, packed_row, array_row = p.shape[d], p.packed[d], p.array[d]
-        drop(&p, d)
+        drop_dimension(&p, d)
     if p.ndim > 0:
         d = p.ndim - 1
         cols, array_col = p.shape[d], p.array[d]
-        drop(&p, d)
+        drop_dimension(&p, d)
     memset(index, 0, sizeof(index))
     while True:
         if packing:
@@ -292,7 +292,8 @@ cdef class BufferViews:
         free(self.views)
 
 
-cdef int make(Reduction *r, double *parts, int op, int dtype, factor, int ranks) except -1:
+cdef int make_reduction(Reduction *r, double *parts, int op, int dtype, factor,
+                        int ranks) except -1:
     if op != OP_PREMUL_SUM and reduction(r, dtype, op, NULL, ranks) == 0:
         return 0
     cdef str refusal = why_not(op, dtype, factor, ranks)
@@ -368,7 +369,7 @@ def combine(op: int, dtype: int, acc, low, high, factor=None, ranks: int = 1) ->
     """
     cdef Reduction r
     cdef double parts[2]
-    make(&r, parts, op, dtype, factor, ranks)
+    make_reduction(&r, parts, op, dtype, factor, ranks)
     cdef BufferViews all_ = BufferViews((low, high), PyBUF_SIMPLE)
     all_.hold(acc, PyBUF_WRITABLE)
     cdef size_t count = count_of(all_, r.itemsize)
@@ -391,7 +392,7 @@ def combine_all(op: int, dtype: int, out, sources, factor=None, ranks=None) -> N
     cdef int n = <int>all_.count - 1
     if n < 1:
         raise ValueError("combine_all needs at least one source")
-    make(&r, parts, op, dtype, factor, n if ranks is None else ranks)
+    make_reduction(&r, parts, op, dtype, factor, n if ranks is None else ranks)
     cdef size_t count = count_of(all_, r.itemsize)
     with nogil:
         r.combine_all(&r, all_.ptrs[n], <const void *const *>all_.ptrs, n, count)
@@ -404,7 +405,7 @@ def prepare(op: int, dtype: int, out, own, factor=None) -> None:
     """
     cdef Reduction r
     cdef double parts[2]
-    make(&r, parts, op, dtype, factor, 1)
+    make_reduction(&r, parts, op, dtype, factor, 1)
     cdef BufferViews both = BufferViews((own,), PyBUF_SIMPLE)
     both.hold(out, PyBUF_WRITABLE)
     cdef size_t count = count_of(both, r.itemsize)
@@ -419,7 +420,7 @@ def finish(op: int, dtype: int, acc, ranks: int) -> None:
     """Turn the last combine's acc into the result, in place: AVG divides by ranks."""
     cdef Reduction r
     cdef double one[2]
-    make(&r, one, op, dtype, 1, ranks)
+    make_reduction(&r, one, op, dtype, 1, ranks)
     cdef BufferViews memory = BufferViews((acc,), PyBUF_WRITABLE)
     cdef size_t count = count_of(memory, r.itemsize)
     if r.finish != NULL:

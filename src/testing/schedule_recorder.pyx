@@ -1,4 +1,4 @@
-"""Rehearsals: run algorithms with a reduction that tracks contributions, and without peers.
+"""Recordings: run algorithms with a reduction that tracks contributions, and without peers.
 
 `ScheduleRecorder` calls an algorithm on any link. Its elements name the ranks they are made of. So
 a test sees which ranks were combined, in which order, and how often an element was
@@ -88,7 +88,7 @@ cdef enum:
     WAIT = 2
 
 
-ctypedef struct Line:           # of a log
+ctypedef struct LogLine:        # of a log
     int what
     int peer
     int step
@@ -96,16 +96,16 @@ ctypedef struct Line:           # of a log
     size_t request              # number of the line that posted it
 
 
-ctypedef struct Log:
-    Line *lines
+ctypedef struct ActionLog:
+    LogLine *lines
     size_t count, room
 
 
 cdef int write(Comm *t, Request *r, int what) noexcept nogil:
-    cdef Log *log = <Log *>t.link
-    cdef Line *line
+    cdef ActionLog *log = <ActionLog *>t.link
+    cdef LogLine *line
     if log.count == log.room:
-        line = <Line *>realloc(log.lines, 2 * (log.room + 32) * sizeof(Line))
+        line = <LogLine *>realloc(log.lines, 2 * (log.room + 32) * sizeof(LogLine))
         if line == NULL:
             return NO_MEMORY
         log.lines = line
@@ -146,7 +146,7 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
 cdef class Recording(Link):
     """One rank's end of a link without peers."""
 
-    cdef Log log
+    cdef ActionLog log
 
     def __init__(self, int rank, int size):
         self.rank = rank
@@ -155,7 +155,7 @@ cdef class Recording(Link):
     def __dealloc__(self):
         free(self.log.lines)
 
-    cdef int open_view(self, Comm *t) except -1:
+    cdef int attach_comm(self, Comm *t) except -1:
         t.link = &self.log
         t.send = send
         t.recv = recv
@@ -164,7 +164,7 @@ cdef class Recording(Link):
         t.cancel = cancel
         return 0
 
-    cdef void close_view(self, Comm *t) noexcept:
+    cdef void detach_comm(self, Comm *t) noexcept:
         pass
 
     def lines(self):
@@ -174,7 +174,7 @@ cdef class Recording(Link):
         request     the index of the line that posted it
         """
         cdef size_t i
-        cdef Line *line
+        cdef LogLine *line
         names = ("send", "recv", "wait")
         found = []
         for i in range(self.log.count):
@@ -187,7 +187,7 @@ cdef class ScheduleRecorder:
     """A group on a link, whose reductions are made of Parts."""
 
     cdef Link link
-    cdef Comm view
+    cdef Comm comm
     cdef int *peers
     cdef int aborted
 
@@ -198,19 +198,19 @@ cdef class ScheduleRecorder:
             raise MemoryError
         for i in range(link.size):
             self.peers[i] = i
-        memset(&self.view, 0, sizeof(Comm))
-        self.view.rank = link.rank
-        self.view.size = link.size
-        self.view.peers = self.peers
-        self.view.comm_id = 1
-        self.view.aborted = &self.aborted
-        link.open_view(&self.view)
+        memset(&self.comm, 0, sizeof(Comm))
+        self.comm.rank = link.rank
+        self.comm.size = link.size
+        self.comm.peers = self.peers
+        self.comm.comm_id = 1
+        self.comm.aborted = &self.aborted
+        link.attach_comm(&self.comm)
         self.link = link
-        link.open_windows(&self.view)
+        link.open_windows(&self.comm)
 
     def __dealloc__(self):
         if self.link is not None:
-            self.link.close_view(&self.view)
+            self.link.detach_comm(&self.comm)
         free(self.peers)
 
     def run(self, int collective, bytes name not None, list inputs, list outputs, *, int root,
@@ -230,7 +230,7 @@ cdef class ScheduleRecorder:
         if entry == NULL:
             raise ValueError(f"no algorithm {name!r} for collective {collective}")
         memset(&call, 0, sizeof(Call))
-        reducing = Reduction(sizeof(Operand), commutative, NULL, self.view.size, combine,
+        reducing = Reduction(sizeof(Operand), commutative, NULL, self.comm.size, combine,
                              combine_all, prepare, finish)
         blocks = <Block *>calloc(len(inputs) + len(outputs) + 1, sizeof(Block))
         if blocks == NULL:
@@ -246,7 +246,7 @@ cdef class ScheduleRecorder:
         call.fingerprint = Fingerprint(
             seq, 0, collective, 0, 0, EVEN if even else 0, root, 0, index_of(entry), 0)
         with nogil:
-            status = entry.run(&self.view, &call)
+            status = entry.run(&self.comm, &call)
         free(blocks)
         return status
 

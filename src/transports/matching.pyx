@@ -1,4 +1,4 @@
-"""Posted receives and unexpected messages, in hash buckets by context and tag."""
+"""Posted receives and unexpected messages, in hash buckets by comm id and tag."""
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memset
 
@@ -7,7 +7,7 @@ from cydist._native.abi cimport (
 )
 
 cdef enum:
-    ROWS = 64                   # by context, so that closing a group searches one row
+    ROWS = 64                   # by comm id, so that closing a group searches one row
     COLUMNS = 16                # by tag; both powers of two
     BUCKETS = 1024
     STRAYS = 4                  # items of a bucket that are checked for earlier calls
@@ -29,18 +29,18 @@ cdef int init_queues(Queues *q) noexcept nogil:
     cdef int i
     q.posted = <Item *>calloc(BUCKETS, sizeof(Item))
     q.arrived = <Item *>calloc(BUCKETS, sizeof(Item))
-    q.views = <Item *>calloc(ROWS, sizeof(Item))
+    q.comms = <Item *>calloc(ROWS, sizeof(Item))
     q.closed = <uint64_t *>calloc(REMEMBERED, sizeof(uint64_t))
-    if q.posted == NULL or q.arrived == NULL or q.views == NULL or q.closed == NULL:
+    if q.posted == NULL or q.arrived == NULL or q.comms == NULL or q.closed == NULL:
         free(q.posted)
         free(q.arrived)
-        free(q.views)
+        free(q.comms)
         free(q.closed)
-        q.posted = q.arrived = q.views = NULL
+        q.posted = q.arrived = q.comms = NULL
         q.closed = NULL
         return NO_MEMORY
     for i in range(ROWS):
-        q.views[i].next = q.views[i].prev = &q.views[i]
+        q.comms[i].next = q.comms[i].prev = &q.comms[i]
     for i in range(BUCKETS):
         q.posted[i].next = q.posted[i].prev = &q.posted[i]
         q.arrived[i].next = q.arrived[i].prev = &q.arrived[i]
@@ -65,9 +65,9 @@ cdef void free_lists(Item *heads, int count) noexcept nogil:
 cdef void free_queues(Queues *q) noexcept nogil:
     free_lists(q.posted, BUCKETS)
     free_lists(q.arrived, BUCKETS)
-    free_lists(q.views, ROWS)
+    free_lists(q.comms, ROWS)
     free(q.closed)
-    q.posted = q.arrived = q.views = NULL
+    q.posted = q.arrived = q.comms = NULL
     q.closed = NULL
 
 
@@ -86,7 +86,7 @@ cdef Item *new_item(Comm *t, Request *r, int peer, size_t more_bytes) noexcept n
     item.tag = r.tag
     item.peer = peer
     item.request = r
-    item.view = t
+    item.comm = t
     item.nbytes = r.nbytes
     if r.expected != NULL:
         item.fingerprint = r.expected[0]
@@ -209,7 +209,7 @@ cdef size_t count_arrived(const Queues *q) noexcept nogil:
     return count(q.arrived)
 
 
-cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept nogil:
+cdef int compare_message(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept nogil:
     cdef Fingerprint none
     cdef const Fingerprint *ours = r.expected
     if ours == NULL:
@@ -222,24 +222,24 @@ cdef int compare(Request *r, const Fingerprint *theirs, size_t nbytes) noexcept 
     return MISMATCH
 
 
-ctypedef struct Doubt:
+ctypedef struct ExpectedCall:
     uint64_t comm_id
     const Request *request
 
 
-cdef bint takes_it_for_another(const Item *item, const void *argument) noexcept nogil:
-    cdef const Doubt *doubt = <const Doubt *>argument
-    return (item.comm_id == doubt.comm_id
-            and item.tag >> SEQUENCE_SHIFT == doubt.request.tag >> SEQUENCE_SHIFT
-            and memcmp(&item.fingerprint, doubt.request.expected, sizeof(Fingerprint)) != 0)
+cdef bint is_of_other_call(const Item *item, const void *argument) noexcept nogil:
+    cdef const ExpectedCall *call = <const ExpectedCall *>argument
+    return (item.comm_id == call.comm_id
+            and item.tag >> SEQUENCE_SHIFT == call.request.tag >> SEQUENCE_SHIFT
+            and memcmp(&item.fingerprint, call.request.expected, sizeof(Fingerprint)) != 0)
 
 
 cdef bint contradicted(Queues *q, const Comm *t, Request *r) noexcept nogil:
-    cdef Doubt doubt = Doubt(t.comm_id, r)
+    cdef ExpectedCall call = ExpectedCall(t.comm_id, r)
     cdef Item *item
     if not r.tag & COLLECTIVE_TAG or r.expected == NULL:
         return False
-    item = any_arrived(q, takes_it_for_another, &doubt)
+    item = any_arrived(q, is_of_other_call, &call)
     if item == NULL:
         return False
     r.theirs = item.fingerprint
@@ -287,15 +287,15 @@ cdef int open_comm(Queues *q, Comm *t) noexcept nogil:
     if item == NULL:
         return NO_MEMORY
     item.comm_id = t.comm_id
-    item.view = t
-    append(&q.views[row(t.comm_id)], item)
+    item.comm = t
+    append(&q.comms[row(t.comm_id)], item)
     if is_closed(q, t.comm_id):
         q.closed[t.comm_id & (REMEMBERED - 1)] = 0
     return OK
 
 
 cdef Item *find_open(Queues *q, uint64_t comm_id) noexcept nogil:
-    cdef Item *head = &q.views[row(comm_id)]
+    cdef Item *head = &q.comms[row(comm_id)]
     cdef Item *item = head.next
     while item != head and item.comm_id != comm_id:
         item = item.next
@@ -317,14 +317,14 @@ cdef bint is_closed(const Queues *q, uint64_t comm_id) noexcept nogil:
 cdef Comm *note_farewell(Queues *q, uint64_t comm_id, int peer,
                          uint64_t lanes) noexcept nogil:
     cdef Item *item = find_open(q, comm_id)
-    if item == NULL or item.view.farewells == NULL:
+    if item == NULL or item.comm.farewells == NULL:
         return NULL
-    cdef int rank = group_rank(item.view, peer)
-    if rank < 0 or rank == item.view.rank:
+    cdef int rank = group_rank(item.comm, peer)
+    if rank < 0 or rank == item.comm.rank:
         return NULL
-    item.view.farewells[rank] |= lanes
-    item.view.farewells[item.view.rank] = 1
-    return item.view
+    item.comm.farewells[rank] |= lanes
+    item.comm.farewells[item.comm.rank] = 1
+    return item.comm
 
 
 cdef bint of_comm(const Item *item, const void *argument) noexcept nogil:

@@ -111,4 +111,4 @@ cdef bint owner_is_gone(Comm *t, const uint64_t *flag) noexcept nogil:
     cdef Windows *w = t.windows
     cdef size_t distance = <const char *>flag - <const char *>w.of[0].flags
     cdef int rank = <int>(distance // window_bytes(w.slots, w.slot_bytes))
-    return w.gone(t, rank) or has_left(t, rank)
+    return w.is_gone(t, rank) or has_left(t, rank)

@@ -13,8 +13,8 @@ import collective_cases
 import numpy as np
 import pytest
 from collective_cases import Case
-from memory_out_of_reach import out_of_reach
 from transport_ranks import Ranks, run, soon
+from unreadable_memory import unreadable
 
 import cydist as dist
 from cydist import _native
@@ -108,7 +108,7 @@ def test_arrays_out_of_reach() -> None:
         def body(rank: int) -> None:
             for seq in (1, 2, 3):
                 odd = rank == 0 and seq == 2
-                array = out_of_reach(COUNT) if odd else np.empty(COUNT, np.float32)
+                array = unreadable(COUNT) if odd else np.empty(COUNT, np.float32)
                 array[:] = np.arange(COUNT) % 1000 + rank
                 all_reduce(groups[rank], array, seq)
                 assert np.array_equal(array, 2 * (np.arange(COUNT) % 1000) + 1)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collective_cases import SLOTS, TINY, Case, Ranks
+from extra_values import more
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from more_values import more
 
 from cydist import _native
 from cydist.testing import oracle
@@ -209,7 +209,7 @@ def test_a_missing_rank_is_a_timeout_that_leaves_nothing_behind(fresh, row):
             return "absent"
         try:
             case.run(group.groups[rank], rank, name, 1, TINY, 0.05)
-        except _native.Failure as failure:
+        except _native.CallError as failure:
             return failure.status
         return "ok"
 
@@ -232,7 +232,7 @@ def test_windows_notice_another_call(fresh, row):
         try:
             for seq in range(1, HEADS + 2):
                 case.run(group.groups[rank], rank, how, seq, TINY, 5.0)
-        except _native.Failure as failure:
+        except _native.CallError as failure:
             return failure.status, failure.ours.split()[0], failure.theirs.split()[0]
         return "ok"
 
@@ -253,7 +253,7 @@ def test_windows_compare_uneven_sizes(fresh, collective, name):
     def body(rank):
         try:
             cases[rank].run(group.groups[rank], rank, name, 1, TINY, 0.2)
-        except _native.Failure as failure:
+        except _native.CallError as failure:
             return failure.status
         return "ok"
 

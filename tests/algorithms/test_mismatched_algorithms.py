@@ -9,7 +9,7 @@ import pytest
 
 import cydist as dist
 from cydist.testing import run_threads
-from cydist.testing.test_mismatches import call, ones, until_told
+from cydist.testing.test_mismatches import call, mismatch_text, ones
 from cydist.tuning import table as tuning_table
 
 
@@ -62,7 +62,7 @@ def test_another_algorithm(
     monkeypatch.setattr(tuning_table, "choose", chosen)
 
     def body(_: int) -> str:
-        return until_told(lambda: call(name, p))
+        return mismatch_text(lambda: call(name, p))
 
     for text in run_threads(body, p, transport):
         assert f"algorithm {usual}" in text

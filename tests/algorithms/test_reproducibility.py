@@ -5,7 +5,7 @@ Every algorithm that reduces is forced in turn, through the public calls.
 
 import numpy as np
 import pytest
-from more_values import more
+from extra_values import more
 
 import cydist as dist
 from cydist.testing import oracle, run_threads

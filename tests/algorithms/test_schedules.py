@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from more_values import more
+from extra_values import more
 
 from cydist import _native
 from cydist._native import schedule_recorder

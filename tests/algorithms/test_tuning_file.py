@@ -30,7 +30,7 @@ RING = Measured(2, False, {"all_reduce": (Rule("all_reduce", "ring"),)})
 def as_shipped() -> Iterator[None]:
     """Afterwards nothing that was measured is in use."""
     yield
-    tuning_file.use([])
+    tuning_file.use_measured([])
     tuning_table.reload()
 
 
@@ -53,7 +53,7 @@ def test_measured_rules_come_before_the_table() -> None:
     """Up to its limit a measured rule counts, then the next, then the table."""
     rules = (Rule("all_reduce", "ordered", 1024), Rule("all_reduce", "ring", 4096))
     shipped = chosen("all_reduce", 8192)
-    tuning_file.use([Measured(2, False, {"all_reduce": rules})])
+    tuning_file.use_measured([Measured(2, False, {"all_reduce": rules})])
     assert [chosen("all_reduce", n) for n in (1024, 1025, 8192)] == ["ordered", "ring", shipped]
 
 
@@ -65,7 +65,7 @@ def test_measured_rules_come_before_the_table() -> None:
 def test_what_was_not_measured_stays(collective: str, ranks: int, windows: bool) -> None:
     """Rules hold for groups of that size, with or without windows, and for that collective."""
     shipped = chosen(collective, 8, ranks, windows)
-    tuning_file.use([RING])
+    tuning_file.use_measured([RING])
     assert chosen("all_reduce", 8) == "ring"
     assert chosen(collective, 8, ranks, windows) == shipped
 
@@ -73,16 +73,16 @@ def test_what_was_not_measured_stays(collective: str, ranks: int, windows: bool)
 def test_a_file_may_give_a_former_name() -> None:
     """What algorithms were called before is understood in a file, and written by today's name."""
     rules = {"broadcast": (Rule("broadcast", "adaptive", 4096),)}
-    text = tuning_file.written([Measured(2, True, rules)])
+    text = tuning_file.encode([Measured(2, True, rules)])
     former = text.replace("adaptive", "either")
     assert former != text
     assert tuning_file.parse(former) == tuning_file.parse(text)
-    assert tuning_file.written(tuning_file.parse(former)) == text
+    assert tuning_file.encode(tuning_file.parse(former)) == text
 
 
 def test_a_measured_rule_that_cannot_run_is_passed_over() -> None:
     """A reduction that does not commute does not get a ring."""
-    tuning_file.use([RING])
+    tuning_file.use_measured([RING])
     name = tuning_table.choose("all_reduce", 8, 2, False, even=True, commutative=False)
     assert not NEEDS["all_reduce", name] & tuning_table.COMMUTATIVE
 
@@ -90,20 +90,20 @@ def test_a_measured_rule_that_cannot_run_is_passed_over() -> None:
 def test_forced_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """CYDIST_ALGORITHM comes before what was measured."""
     monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:doubling")
-    tuning_file.use([RING])
+    tuning_file.use_measured([RING])
     assert chosen("all_reduce", 8) == "doubling"
 
 
 def test_deterministic_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """With CYDIST_DETERMINISTIC nothing that rounds in between is taken."""
     monkeypatch.setenv("CYDIST_DETERMINISTIC", "1")
-    tuning_file.use([RING])
+    tuning_file.use_measured([RING])
     assert chosen("all_reduce", 8) in tuning_table.ONE_ROUNDING
 
 
 def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured segment holds for its groups; CYDIST_SEGMENT_BYTES comes before it."""
-    tuning_file.use([Measured(2, True, {}, 4096)])
+    tuning_file.use_measured([Measured(2, True, {}, 4096)])
     assert tuning_table.segment_bytes(2, True) == 4096
     assert tuning_table.segment_bytes(2, False) == tuning_table.DEFAULT_SEGMENT_BYTES
     monkeypatch.setenv("CYDIST_SEGMENT_BYTES", "99")
@@ -244,7 +244,7 @@ def test_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CYDIST_TUNING", "")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("socket.gethostname", lambda: "node/17")
-    assert tuning_file.place() == tmp_path / "cydist" / "tuning-node-17.json"
+    assert tuning_file.default_path() == tmp_path / "cydist" / "tuning-node-17.json"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tuning_file.load() == ""
@@ -259,7 +259,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pwd.getpwuid", unknown)
     for name in ("HOME", "XDG_STATE_HOME", "CYDIST_TUNING"):
         monkeypatch.delenv(name, raising=False)
-    assert tuning_file.place() is None
+    assert tuning_file.default_path() is None
     assert tuning_file.load() == ""
 
 
@@ -285,7 +285,7 @@ def test_a_folder_that_may_not_be_read(
 def test_off(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     """CYDIST_TUNING=off: no file is looked for."""
     monkeypatch.setenv("CYDIST_TUNING", setting)
-    assert tuning_file.place() is None
+    assert tuning_file.default_path() is None
     assert tuning_file.load() == ""
 
 
@@ -361,10 +361,10 @@ def test_any_json_is_understood_or_refused(entry: dict[str, Any]) -> None:
     except ValueError:
         return
     try:
-        tuning_file.use(found)
+        tuning_file.use_measured(found)
         assert chosen("all_reduce", 8) in tuning_table.candidates("all_reduce", 2, False)
     finally:
-        tuning_file.use([])
+        tuning_file.use_measured([])
 
 
 # ---- one file, several runs ----
@@ -378,12 +378,12 @@ def test_what_was_measured_before_stays() -> None:
         Measured(2, False, {"all_reduce": doubling, "broadcast": tree}, 4096),
         Measured(4, True, {}),
     ]
-    (kept, new) = tuning_file.merged(old, RING)
+    (kept, new) = tuning_file.merge(old, RING)
     assert kept == old[1]
     assert new == Measured(2, False, {**RING.rules, "broadcast": tree}, 4096)
 
 
 def test_as_shipped_again() -> None:
     """A collective for which nothing better is found any more leaves the file."""
-    (new,) = tuning_file.merged([RING], Measured(2, False, {"all_reduce": ()}))
+    (new,) = tuning_file.merge([RING], Measured(2, False, {"all_reduce": ()}))
     assert new == Measured(2, False, {})

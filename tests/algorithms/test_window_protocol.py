@@ -104,7 +104,7 @@ def test_a_root_runs_ahead_as_far_as_there_is_room(
     room = slots if count == LONG else heads
     for seq in range(1, room + 1):
         broadcast(groups[0], np.ones(count), 0, seq)
-    with pytest.raises(_native.Failure, match="timeout"):
+    with pytest.raises(_native.CallError, match="timeout"):
         broadcast(groups[0], np.ones(count), 0, room + 1, limit=0.1)
 
 
@@ -112,7 +112,7 @@ def test_long_data_wait_for_a_slot_whatever_was_short(groups: list[Group], slots
     """Short steps are steps, too: after as many as there are slots, a long one waits."""
     for seq in range(1, slots + 1):
         broadcast(groups[0], np.ones(1), 0, seq)
-    with pytest.raises(_native.Failure, match="timeout"):
+    with pytest.raises(_native.CallError, match="timeout"):
         broadcast(groups[0], np.ones(LONG), 0, slots + 1, limit=0.1)
 
 
@@ -121,7 +121,7 @@ def test_abort_ends_a_root_whose_window_is_full(groups: list[Group], heads: int)
     begun: list[int] = []
 
     def root() -> None:
-        with pytest.raises(_native.Failure, match="aborted"):  # noqa: PT012
+        with pytest.raises(_native.CallError, match="aborted"):  # noqa: PT012
             for seq in range(1, heads + 2):
                 begun.append(seq)
                 broadcast(groups[0], np.ones(1), 0, seq)
@@ -148,7 +148,7 @@ def test_ranks_that_disagree_about_long_data(
     def body(rank: int) -> None:
         count = others if rank == odd % len(groups) else usual
         root = {"root": 0} if call is broadcast else {}
-        with pytest.raises(_native.Failure, match="mismatch") as caught:  # noqa: PT012
+        with pytest.raises(_native.CallError, match="mismatch") as caught:  # noqa: PT012
             for seq in range(1, first):  # who comes late may be told in one of these
                 broadcast(groups[rank], np.ones(1), 0, seq)
             call(groups[rank], np.ones(count), seq=first, **root)
@@ -170,7 +170,7 @@ def test_who_waits_for_a_slot_finds_a_mismatch_by_itself(groups: list[Group], he
     def body(rank: int) -> None:
         for seq in range(1, heads // 2 + 1):
             broadcast(groups[rank], np.ones(1), 0, seq)
-        with pytest.raises(_native.Failure, match="mismatch"):
+        with pytest.raises(_native.CallError, match="mismatch"):
             broadcast(groups[rank], np.ones(LONG), 0, heads // 2 + 1)
 
     run(*[lambda rank=rank: body(rank) for rank in range(1, len(groups))])
@@ -180,9 +180,9 @@ def test_who_ran_ahead_remembers_its_calls(groups: list[Group], heads: int) -> N
     """Told of a mismatch in its first call after a window full of others, it says which it was."""
     for seq in range(1, heads + 1):
         broadcast(groups[0], np.ones(1), 0, seq)
-    with pytest.raises(_native.Failure, match="mismatch"):
+    with pytest.raises(_native.CallError, match="mismatch"):
         broadcast(groups[1], np.ones(2), 0, 1)
-    with pytest.raises(_native.Failure, match="mismatch") as caught:
+    with pytest.raises(_native.CallError, match="mismatch") as caught:
         broadcast(groups[0], np.ones(1), 0, heads + 1)
     assert caught.value.ours.startswith("broadcast #1 of 1 elements")
     assert caught.value.theirs.startswith("broadcast #1 of 2 elements")
@@ -194,7 +194,7 @@ def test_a_root_with_room_left_notices_who_has_gone(slots: int) -> None:
     try:
         root = world.group()[0]
         world.leave(1)
-        with pytest.raises(_native.Failure, match="peer_lost") as caught:  # noqa: PT012
+        with pytest.raises(_native.CallError, match="peer_lost") as caught:  # noqa: PT012
             for seq in range(1, slots + 2):
                 broadcast(root, np.ones(1), 0, seq)
         assert caught.value.peer == 1
@@ -209,7 +209,7 @@ def test_those_who_wait_for_another_find_a_mismatch(slots: int, heads: int) -> N
     groups = world.group()
 
     def body(rank: int) -> None:
-        with pytest.raises(_native.Failure, match="mismatch"):  # noqa: PT012
+        with pytest.raises(_native.CallError, match="mismatch"):  # noqa: PT012
             for seq in range(1, heads + 2):
                 broadcast(groups[rank], np.ones(1), 0 if seq == 1 or rank == 0 else rank, seq)
 
@@ -224,7 +224,7 @@ def test_who_ran_ahead_learns_of_a_mismatch(groups: list[Group], heads: int) -> 
     last = len(groups) - 1
 
     def body(rank: int) -> None:
-        with pytest.raises(_native.Failure, match="mismatch") as caught:  # noqa: PT012
+        with pytest.raises(_native.CallError, match="mismatch") as caught:  # noqa: PT012
             broadcast(groups[rank], np.ones(1), rank if rank in (0, last) else 0, 1)
             for seq in range(2, heads + 3):
                 broadcast(groups[rank], np.ones(1), rank, seq)

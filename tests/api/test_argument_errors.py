@@ -122,36 +122,36 @@ def test_output_list_names_the_entry() -> None:
 @pytest.mark.parametrize("objs", [None, []], ids=["None", "empty"])
 def test_absent(objs: Any) -> None:
     """None and an empty list are both no list."""
-    arguments.absent(objs, "gather", "gather_list", "dst")
+    arguments.check_absent(objs, "gather", "gather_list", "dst")
 
 
 def test_present_where_it_should_be_absent() -> None:
     """A list that only one rank passes is refused on the others."""
     with pytest.raises(ValueError, match="gather: gather_list is for rank dst only"):
-        arguments.absent([X], "gather", "gather_list", "dst")
+        arguments.check_absent([X], "gather", "gather_list", "dst")
 
 
 def test_one_dtype() -> None:
     """Two dtypes in one call: TypeError names both."""
     with pytest.raises(TypeError, match=r"all_gather: .* one dtype, found float32, float64"):
-        arguments.same_dtype(arrays(X, X, np.zeros(2, "f4")), "all_gather")
+        arguments.check_same_dtype(arrays(X, X, np.zeros(2, "f4")), "all_gather")
 
 
 def test_one_dtype_of_those_without_a_code() -> None:
     """Dtypes that are only moved are told apart too."""
     with pytest.raises(TypeError, match=r"found <M8.s., >f8"):
-        arguments.same_dtype(arrays(np.zeros(2, ">f8"), np.zeros(2, "<M8[s]")), "all_gather")
+        arguments.check_same_dtype(arrays(np.zeros(2, ">f8"), np.zeros(2, "<M8[s]")), "all_gather")
 
 
 def test_one_device() -> None:
     """Host and device arrays in one call: ValueError names both devices."""
     with pytest.raises(ValueError, match=r"all_gather: .* one device, found cpu:0, cuda:1"):
-        arguments.same_dtype(arrays(X, Cuda()), "all_gather")
+        arguments.check_same_dtype(arrays(X, Cuda()), "all_gather")
 
 
 def test_same_size_ignores_shape() -> None:
     """The number of elements counts, not the shape."""
-    arguments.same_size(*arrays(X, X.T), "scatter", "tensor", "scatter_list[0]")
+    arguments.check_same_size(*arrays(X, X.T), "scatter", "tensor", "scatter_list[0]")
 
 
 def test_same_size_refused() -> None:
@@ -161,12 +161,12 @@ def test_same_size_refused() -> None:
         match=r"scatter: tensor has 24 elements \(shape \(4, 6\)\), but scatter_list\[0\] has 6 "
         r"\(shape \(6,\)\)",
     ):
-        arguments.same_size(*arrays(X, X[0]), "scatter", "tensor", "scatter_list[0]")
+        arguments.check_same_size(*arrays(X, X[0]), "scatter", "tensor", "scatter_list[0]")
 
 
 def test_times_size() -> None:
     """A block for each of p ranks fits."""
-    arguments.times_size(*arrays(X, X[0]), 4, "reduce_scatter_tensor", "input", "output")
+    arguments.check_times_size(*arrays(X, X[0]), 4, "reduce_scatter_tensor", "input", "output")
 
 
 def test_times_size_refused() -> None:
@@ -174,12 +174,12 @@ def test_times_size_refused() -> None:
     with pytest.raises(
         ValueError, match=r"input has 24 elements .* expected 18: 3 ranks times the 6 of output"
     ):
-        arguments.times_size(*arrays(X, X[0]), 3, "reduce_scatter_tensor", "input", "output")
+        arguments.check_times_size(*arrays(X, X[0]), 3, "reduce_scatter_tensor", "input", "output")
 
 
 def check(outputs: list[Any], inputs: list[Any], same: Any = None) -> None:
     same = None if same is None else asarray(same)
-    arguments.disjoint(arrays(*outputs), arrays(*inputs), "all_gather", same)
+    arguments.check_disjoint(arrays(*outputs), arrays(*inputs), "all_gather", same)
 
 
 V = np.zeros(12)
@@ -238,7 +238,7 @@ def test_shared(outputs: list[Any], inputs: list[Any], same: Any, message: str) 
 def test_splits(shape: tuple[int, ...], sizes: Any, p: int, expected: list[int]) -> None:
     """Rows become elements."""
     array = asarray(np.zeros(shape))
-    assert arguments.splits(array, sizes, p, "a2a", "input", "input_split_sizes") == expected
+    assert arguments.split_sizes(array, sizes, p, "a2a", "input", "input_split_sizes") == expected
 
 
 @pytest.mark.parametrize(
@@ -257,4 +257,6 @@ def test_splits_refused(
 ) -> None:
     """Sizes that do not cut the array in p: the numbers are named."""
     with pytest.raises(error, match=f"^a2a: .*{message}"):
-        arguments.splits(asarray(np.zeros(shape)), sizes, 2, "a2a", "input", "input_split_sizes")
+        arguments.split_sizes(
+            asarray(np.zeros(shape)), sizes, 2, "a2a", "input", "input_split_sizes"
+        )

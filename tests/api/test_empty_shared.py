@@ -119,7 +119,9 @@ def test_who_is_shared() -> None:
 def test_groups_say_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """An array is shared for a group on one host, and private for one with a rank elsewhere."""
     monkeypatch.setattr(
-        shm_setup, "place", lambda: b"elsewhere" if current_thread().name == "rank 2" else b"here"
+        shm_setup,
+        "memory_domain",
+        lambda: b"elsewhere" if current_thread().name == "rank 2" else b"here",
     )
 
     def body(rank: int) -> dict[tuple[int, ...], bool]:

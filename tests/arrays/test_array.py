@@ -112,26 +112,26 @@ def test_dense_keeps_what_it_is(x: np.ndarray) -> None:
 
 @given(views())
 @settings(deadline=None)
-def test_take_writes_its_elements_and_no_others(x: np.ndarray) -> None:
+def test_copy_from_writes_its_elements_and_no_others(x: np.ndarray) -> None:
     """take() equals numpy's assignment, in the whole buffer under the view."""
     new = np.frombuffer(np.random.default_rng(1).bytes(x.nbytes), x.dtype).reshape(x.shape)
     under = x
     while isinstance(under.base, np.ndarray):
         under = under.base
     before = under.copy()
-    asarray(x).take(asarray(new))
+    asarray(x).copy_from(asarray(new))
     written = under.copy()
     under[...] = before
     x[...] = new
     assert written.tobytes() == under.tobytes()
 
 
-def test_take_of_itself_is_nothing() -> None:
+def test_copy_from_of_itself_is_nothing() -> None:
     """An array that was not packed is written back without a check or a copy."""
     x = np.arange(3)
     x.flags.writeable = False
     array = asarray(x)
-    array.take(array)
+    array.copy_from(array)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_take_of_itself_is_nothing() -> None:
         pytest.param(np.broadcast_to(0.0, 3), np.zeros(3), "read-only", id="read-only"),
     ],
 )
-def test_take_refuses(target: np.ndarray, source: np.ndarray, message: str) -> None:
+def test_copy_from_refuses(target: np.ndarray, source: np.ndarray, message: str) -> None:
     """take() raises ValueError when the source does not fit."""
     with pytest.raises(ValueError, match=message):
-        asarray(target).take(asarray(source))
+        asarray(target).copy_from(asarray(source))
 
 
 def test_bytes_of_an_array() -> None:
@@ -254,7 +254,7 @@ def test_strided_memory_is_not_cut(cut: Any) -> None:
 def test_parts_write_to_the_whole() -> None:
     """A part is the memory of the whole, and as writable."""
     x = np.zeros(4, "i4")
-    asarray(x).blocks(2)[1].take(asarray(np.array([7, 8], "i4")))
+    asarray(x).blocks(2)[1].copy_from(asarray(np.array([7, 8], "i4")))
     assert x.tolist() == [0, 0, 7, 8]
 
 

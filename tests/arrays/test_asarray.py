@@ -351,7 +351,7 @@ def test_contiguous_cuda_array_has_no_strides() -> None:
 
 
 @pytest.mark.parametrize(
-    "touch", [memoryview, lambda a: a.dense(), lambda a: a.take(asarray(np.zeros((2, 2))))]
+    "touch", [memoryview, lambda a: a.dense(), lambda a: a.copy_from(asarray(np.zeros((2, 2))))]
 )
 def test_device_memory_is_not_touched(touch: Callable[[Any], Any]) -> None:
     """What would read or write device memory on the CPU raises, and says where it is."""

@@ -64,7 +64,7 @@ def test_packing_asks_the_manager() -> None:
 def test_unpacking_asks_the_manager() -> None:
     """take() writes the elements where the strides say."""
     x, y = np.zeros((3, 4), "i2"), np.arange(12, dtype="i2").reshape(4, 3)
-    asarray(OnDevice(x.T)).take(asarray(OnDevice(y)))
+    asarray(OnDevice(x.T)).copy_from(asarray(OnDevice(y)))
     np.testing.assert_array_equal(x.T, y)
 
 
@@ -82,7 +82,7 @@ def test_devices_are_not_mixed() -> None:
     on_device, on_host = asarray(OnDevice(np.zeros(3))), asarray(np.zeros(3))
     for into, source in ((on_device, on_host), (on_host, on_device)):
         with pytest.raises(ValueError, match="cannot take what is on"):
-            into.take(source)
+            into.copy_from(source)
 
 
 def test_without_a_manager_memory_is_not_made() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from more_values import more
+from extra_values import more
 
 import cydist
 from cydist.bench import mpi_start, options, report
@@ -22,7 +22,7 @@ from cydist.bench.buffers import Buffers, dtype_of
 from cydist.bench.cases import IN_BLOCKS, MORE_OPS, OPS, Case, algbw, busbw, cases
 from cydist.bench.peers import Bound, TorchLike, same
 from cydist.bench.rank_loop import Session
-from cydist.bench.runner import Measurements, Row, compare, ratio
+from cydist.bench.runner import Measurements, Row, ratio, run_cases
 from cydist.bench.spawn import Spec
 from cydist.bench.workers import Worker, WorkerError
 
@@ -173,7 +173,7 @@ class Ranks:
         self._job = job
         self._sessions = job.run(lambda rank: Session(library(cydist, same, {})))
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         if "iterations" in command:
             command = command | {"iterations": 1, "sampled": "sampled" in command}
         answers: list[dict[str, Any]] = self._job.run(
@@ -204,7 +204,7 @@ class Careless(TorchLike):
 def test_right_results_are_right(jobs: Any, op: str, dtype: str) -> None:
     """A library that is right has nothing counted against it, in single calls and in loops."""
     found = list(cases([op], [BYTES], dtype, dtype_of(dtype).itemsize, 3))
-    ((_, seen),) = compare(found, [Ranks(jobs.get("inproc", 3))], rounds=1)
+    ((_, seen),) = run_cases(found, [Ranks(jobs.get("inproc", 3))], rounds=1)
     assert (seen["cydist"].failure, seen["cydist"].wrong) == ("", 0)
 
 
@@ -212,7 +212,7 @@ def test_right_results_are_right(jobs: Any, op: str, dtype: str) -> None:
 def test_wrong_results_are_counted(jobs: Any, op: str) -> None:
     """One damaged element is one in #wrong for each call that is checked: two and a loop's last."""
     found = list(cases([op], [BYTES], "float32", 4, 3))
-    ((_, seen),) = compare(found, [Ranks(jobs.get("inproc", 3), Careless)], rounds=2)
+    ((_, seen),) = run_cases(found, [Ranks(jobs.get("inproc", 3), Careless)], rounds=2)
     # In place, what a call damages goes round in the next: all see it, and rank 1 twice.
     expected = {"all_reduce": 2 + 3}.get(op, 2 + 1)
     assert seen["cydist"].wrong == expected
@@ -222,16 +222,16 @@ def test_early_barriers_are_counted() -> None:
     """A barrier that some rank leaves before another has come is wrong."""
 
     class Early(Scripted):
-        def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
             if command["do"] == "round":
-                return super().ask(command)
+                return super().command(command)
             early, fine = [10, 100], [20, 130]
             return [
                 {"wrong": 0, "algorithm": "", "entered": [1, 110], "left": early},
                 {"wrong": 0, "algorithm": "", "entered": [12, 90], "left": fine},
             ]
 
-    ((_, seen),) = compare([Case("barrier", 0, "float32", 0)], [Early("cydist", [])], rounds=1)
+    ((_, seen),) = run_cases([Case("barrier", 0, "float32", 0)], [Early("cydist", [])], rounds=1)
     assert seen["cydist"].wrong == 2
 
 
@@ -268,11 +268,11 @@ class Scripted:
         self.closed = False
         self._seen, self._fails, self._asked = seen, fails or {}, 0
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         self._asked += 1
         if (error := self._fails.get(self._asked)) is not None:
             raise error
-        if command["do"] == "cell":
+        if command["do"] == "case":
             return [{"wrong": 0, "algorithm": "ring"}]
         if command["checked"] or command["sampled"]:
             self._seen.append(self.name)
@@ -284,7 +284,7 @@ class Scripted:
 
 
 def scripted(case: Sequence[Case], *workers: Scripted, rounds: int = 3) -> list[Row]:
-    return [row for _, row in compare(case, workers, rounds)]
+    return [row for _, row in run_cases(case, workers, rounds)]
 
 
 ONE = Case("broadcast", 2, "float32", 8)
@@ -333,7 +333,7 @@ def test_a_rank_that_dies_is_a_loss(tmp_path: Path) -> None:
         connection, _ = worker._ranks[1]
         connection.shutdown(socket.SHUT_RDWR)
         with pytest.raises(WorkerError, match="gone") as raised:
-            worker.ask({"do": "cell", "op": "barrier", "count": 0, "dtype": "float32"})
+            worker.command({"do": "case", "op": "barrier", "count": 0, "dtype": "float32"})
         assert raised.value.lost
     finally:
         worker.close()
@@ -393,10 +393,10 @@ def test_a_run(tmp_path: Path) -> None:
     assert [case["op"] for case in found["cells"]] == ["all_reduce", "all_reduce", "barrier"]
     for case in found["cells"]:
         assert case["participants"].keys() == {"cydist", "tcp", "shared"}
-        for series in case["participants"].values():
-            assert series["wrong"] == 0
-            assert len(series["rounds"]) == 2
-            assert series["median"] == pytest.approx(sum(series["rounds"]) / 2)
+        for measurements in case["participants"].values():
+            assert measurements["wrong"] == 0
+            assert len(measurements["rounds"]) == 2
+            assert measurements["median"] == pytest.approx(sum(measurements["rounds"]) / 2)
         assert case["ratios"].keys() == {"tcp", "shared"}
     assert found["summary"][-1]["op"] == "all"
 
@@ -456,6 +456,6 @@ def test_plot(tmp_path: Path) -> None:
 )
 def test_sizes_on_the_axis(nbytes: int, text: str) -> None:
     """The axis says bytes as a user writes them."""
-    from cydist.bench.plot import short
+    from cydist.bench.plot import size_text
 
-    assert short(nbytes) == text
+    assert size_text(nbytes) == text

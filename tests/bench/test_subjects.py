@@ -87,7 +87,7 @@ def test_contests_are_interleaved() -> None:
     seen: list[str] = []
     calls = {name: lambda name=name: seen.append(name) for name in "abc"}
     row = inprocess.run_in_process(calls, 3)
-    assert [series.iterations for series in row.values()] == [1, 1, 1]
+    assert [measurements.iterations for measurements in row.values()] == [1, 1, 1]
     assert "".join(seen[3:]) == "abcbcacab"
 
 

@@ -39,13 +39,13 @@ def sizes(shipped: Sequence[str], **medians: Sequence[float]) -> list[Size]:
 # ---- decisions ----
 
 
-def test_a_crossing_is_found() -> None:
+def test_a_crossover_is_found() -> None:
     """The new algorithm is taken from where it begins to be faster."""
     found = sizes(["ring"] * 4, ring=[1] * 4, doubling=[0.5, 0.7, 2, 4])
     assert decide(found) == ["doubling", "doubling", "ring", "ring"]
 
 
-def test_a_shipped_crossing_moves() -> None:
+def test_a_shipped_crossover_moves() -> None:
     """Between two algorithms that are both shipped the crossover goes where it was measured."""
     found = sizes(
         ["doubling", "ring", "ring", "ring"], doubling=[1, 0.7, 0.8, 2], ring=[2, 1, 1, 1]
@@ -162,7 +162,7 @@ def test_noise_changes_nothing(shipped: list[str], wobble: list[float]) -> None:
     st.integers(1, 7), st.lists(st.floats(0.98, 1.02), min_size=8, max_size=8),
     st.sampled_from(["doubling", "ring"]),
 )  # fmt: skip
-def test_one_clear_crossing_gives_two_rules(
+def test_one_clear_crossover_gives_two_rules(
     crossover: int, wobble: list[float], shipped: str
 ) -> None:
     """One algorithm is faster below, another above: whatever is shipped, one crossover is found,
@@ -273,11 +273,11 @@ def test_a_run(
         assert case["chosen"] in names
         assert [name for name in names if name not in printed] == []
     try:
-        tuning_file.use([entry])
+        tuning_file.use_measured([entry])
         found = [tuning_table.choose("all_reduce", case["bytes"], 2, False, even=True,
                                      commutative=True) for case in group["cells"]]  # fmt: skip
     finally:
-        tuning_file.use([])
+        tuning_file.use_measured([])
     assert found == [case["chosen"] for case in group["cells"]]
     assert "barrier: only one algorithm can run" in printed
     assert len(group["segments"][0]["65536"]) == len(COLLECTIVES) - 1
@@ -331,11 +331,11 @@ class Answering:
     def __init__(self, seconds: Callable[[str, int], float], *, windows: bool = False) -> None:
         self.seconds, self.windows, self.algorithm, self.nbytes = seconds, windows, "", 0
 
-    def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+    def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         if command["do"] == "configure":
             self.algorithm = command["settings"].get("ALGORITHM", "").partition(":")[2]
             return [{"windows": self.windows}] * 2
-        if command["do"] == "cell":
+        if command["do"] == "case":
             self.nbytes = 4 * command["count"]
             return [{"wrong": 0, "algorithm": self.algorithm}] * 2
         ns = int(1e9 * self.seconds(self.algorithm, self.nbytes))
@@ -352,12 +352,14 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     def run(seconds: Callable[[str, int], float], *arguments: str, windows: bool = False) -> None:
         ranks = Answering(seconds, windows=windows)
-        monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext([ranks] * 2))
+        monkeypatch.setattr(
+            "cydist.bench.tune.started_workers", lambda *_: nullcontext([ranks] * 2)
+        )
         output = ("--output", str(tmp_path / "tuning.json"))
         assert main(["--tune", "--ranks", "2", *output, *arguments]) == 0
 
     yield run
-    tuning_file.use([])
+    tuning_file.use_measured([])
 
 
 def fast(name: str) -> Callable[[str, int], float]:
@@ -414,7 +416,7 @@ def test_figures_are_saved_first(
 ) -> None:
     """Where the crossovers cannot be written at the end, the figures are there all the same."""
     ranks = Answering(fast("ring"))
-    monkeypatch.setattr("cydist.bench.tune.started", lambda *_: nullcontext([ranks, ranks]))
+    monkeypatch.setattr("cydist.bench.tune.started_workers", lambda *_: nullcontext([ranks, ranks]))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

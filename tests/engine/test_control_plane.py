@@ -14,7 +14,7 @@ import pytest
 from transport_ranks import Group, Ranks, done, run, soon, status_of
 
 from cydist import _native
-from cydist.errors import MismatchError, from_failure
+from cydist.errors import MismatchError, from_call_error
 
 SUM = 1
 
@@ -67,26 +67,26 @@ class Calls:
         )
 
 
-def outcomes(*bodies: Callable[[], object]) -> list[_native.Failure | None]:
-    """Run all at once; the Failure of each, or None."""
-    ended: list[_native.Failure | None] = [None] * len(bodies)
+def outcomes(*bodies: Callable[[], object]) -> list[_native.CallError | None]:
+    """Run all at once; the CallError of each, or None."""
+    ended: list[_native.CallError | None] = [None] * len(bodies)
 
     def guarded(i: int) -> None:
         try:
             bodies[i]()
-        except _native.Failure as failure:
+        except _native.CallError as failure:
             ended[i] = failure
 
     run(*[lambda i=i: guarded(i) for i in range(len(bodies))])
     return ended
 
 
-def statuses(failures: list[_native.Failure | None]) -> list[str]:
+def statuses(failures: list[_native.CallError | None]) -> list[str]:
     """How each ended."""
     return ["ok" if failure is None else failure.status for failure in failures]
 
 
-def test_everybody_receives(world: Ranks) -> None:
+def test_all_ranks_receive(world: Ranks) -> None:
     """Two who take different ranks for the root, and receive from each other, find out."""
     calls = [Calls(group) for group in world.group(members=[0, 1])]
     failures = outcomes(lambda: calls[0].broadcast(1), lambda: calls[1].broadcast(0))
@@ -97,7 +97,7 @@ def test_everybody_receives(world: Ranks) -> None:
         assert ("root 0" in failure.ours) == ("root 1" in failure.theirs)
 
 
-def test_mismatch_reaches_everybody(world: Ranks) -> None:
+def test_a_mismatch_reaches_all_ranks(world: Ranks) -> None:
     """One rank with another dtype ends the call on all four, not on its neighbours alone."""
     calls = [Calls(group) for group in world.group()]
     failures = outcomes(
@@ -155,7 +155,7 @@ def test_one_timeout_ends_all(world: Ranks) -> None:
     assert [failure.teller for failure in failures if failure] == [-1, 0, 0]
 
 
-def test_a_death_reaches_everybody(world: Ranks) -> None:
+def test_a_death_reaches_all_ranks(world: Ranks) -> None:
     """All who are left learn of a rank that left, though one of them alone waited for it."""
     calls = [Calls(group) for group in world.group()]
     world.leave(3)
@@ -164,7 +164,7 @@ def test_a_death_reaches_everybody(world: Ranks) -> None:
     assert [failure.peer for failure in failures if failure] == [3] * 3
 
 
-def test_abort_reaches_everybody(world: Ranks) -> None:
+def test_abort_reaches_all_ranks(world: Ranks) -> None:
     """A group that is aborted on one rank, inside a call, ends on all."""
     groups = world.group()
     calls = [Calls(group) for group in groups]
@@ -209,8 +209,8 @@ def test_failed_group_stays_failed(world: Ranks) -> None:
 
 def test_message_of_a_failure_on_another_rank() -> None:
     """The exception says who found it, and what both were doing, by global rank."""
-    failure = _native.Failure("mismatch", 1, -1, "broadcast #1", "barrier #1", 0)
-    error = from_failure(failure, "broadcast", "g", [4, 7, 9], 1)
+    failure = _native.CallError("mismatch", 1, -1, "broadcast #1", "barrier #1", 0)
+    error = from_call_error(failure, "broadcast", "g", [4, 7, 9], 1)
     assert isinstance(error, MismatchError)
     assert error.ranks == (7, 4)
     assert "Rank 4 (group rank 0): broadcast #1. Rank 7 (group rank 1): barrier #1" in str(error)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raised_in_calls import DEADLINE, MOST_POINTS, CtrlC, interrupted_at
-from two_process_job import Beside
+from interrupted_calls import DEADLINE, MOST_POINTS, CtrlC, interrupted_at
+from two_process_job import TwoProcessJob
 
 import cydist as dist
 from cydist.api import process_groups
@@ -379,7 +379,7 @@ def test_ctrl_c_ends_the_goodbye(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     stopped; an interrupt ends that wait too, with no connection left open."""
     monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
     stops = "dist.barrier()\nos.kill(os.getpid(), signal.SIGSTOP)\n"
-    with Beside(tmp_path, stops) as other:
+    with TwoProcessJob(tmp_path, stops) as other:
         dist.init_process_group(
             "tcp",
             init_method=other.init_method,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from transport_ranks import descriptors
-from two_process_job import Beside
+from two_process_job import TwoProcessJob
 
 import cydist as dist
 from cydist import _native
@@ -140,7 +140,7 @@ def test_a_dead_rank_is_noticed_although_its_child_lives(
     tmp_path: Path, how: str, transport: str
 ) -> None:
     """The child holds none of the connections open, a rank that forked it."""
-    with Beside(tmp_path, "dist.barrier()\n" + FORKS[how] + DEATH) as other:
+    with TwoProcessJob(tmp_path, "dist.barrier()\n" + FORKS[how] + DEATH) as other:
 
         def body() -> None:
             dist.barrier()
@@ -154,7 +154,7 @@ def test_a_dead_rank_that_was_never_connected_is_noticed_although_its_child_live
     tmp_path: Path,
 ) -> None:
     """The child does not listen in its place either."""
-    with Beside(tmp_path, FORKS["os"] + DEATH) as other:
+    with TwoProcessJob(tmp_path, FORKS["os"] + DEATH) as other:
 
         def body() -> None:
             other.process.wait(30)
@@ -196,7 +196,7 @@ dist.destroy_process_group()
 
 def test_a_child_that_ends_says_no_goodbye_in_its_parents_name(tmp_path: Path) -> None:
     """Interpreter and all end in the child; the other rank goes on with the parent."""
-    with Beside(tmp_path, LEAVES) as other:
+    with TwoProcessJob(tmp_path, LEAVES) as other:
 
         def body() -> None:
             for _ in range(3):
@@ -220,7 +220,7 @@ dist.destroy_process_group()
 def test_a_data_loader_with_workers_beside_collectives(tmp_path: Path) -> None:
     """torch's workers are forked while the job goes on."""
     pytest.importorskip("torch")
-    with Beside(tmp_path, LOADS) as other:
+    with TwoProcessJob(tmp_path, LOADS) as other:
 
         def body() -> list[float]:
             sums = []

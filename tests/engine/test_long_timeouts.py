@@ -26,10 +26,10 @@ from cydist.backends.host.connections import Connections
 from cydist.errors import DistStoreError, StoreTimeoutError
 from cydist.launch.spawn import spawn
 from cydist.stores import FileStore, HashStore, TCPStore, tcp
-from cydist.stores.protocol import LENGTH, Op, Request, decode_request, encode_request
+from cydist.stores.protocol import LENGTH, Op, StoreRequest, decode_request, encode_request
 from cydist.stores.tcp_server import StoreServer, servers
 from cydist.testing import ThreadJob
-from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, Rounds, duration, one_wait, seconds
+from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, LoopGuard, duration, one_wait, seconds
 
 HOST = "127.0.0.1"
 # More than epoll's 2^31 ms; what training recipes have; what a socket's 2^32 ms make 0.2 s of; more
@@ -69,8 +69,8 @@ def on_thread(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def server_of(store: TCPStore) -> StoreServer:
-    assert store._lease is not None
-    return store._lease.server
+    assert store._refcount is not None
+    return store._refcount.server
 
 
 # What a timeout is
@@ -210,8 +210,8 @@ def test_no_timeout_of_a_member_ends_the_store(master: TCPStore, limit: float) -
     """Whatever a request says, as no client of cydist says it, other members are served."""
     import struct
 
-    plain = encode_request(Request(Op.WAIT, (b"never",), (), True, 1.0))
-    connection = master._pool.take(time.monotonic() + DEADLINE)
+    plain = encode_request(StoreRequest(Op.WAIT, (b"never",), (), True, 1.0))
+    connection = master._pool.acquire(time.monotonic() + DEADLINE)
     with closing(connection):
         connection.sendall(sent(plain, struct.pack("<d", limit)))
         if 0 <= limit < math.inf:
@@ -225,7 +225,7 @@ def test_no_timeout_of_a_member_ends_the_store(master: TCPStore, limit: float) -
 
 def test_a_requests_timeout_is_bounded() -> None:
     """As it is decoded, so that no deadline can be made of it that no clock holds."""
-    frame = encode_request(Request(Op.WAIT, (b"a",), (), True, 1e300))
+    frame = encode_request(StoreRequest(Op.WAIT, (b"a",), (), True, 1e300))
     assert decode_request(frame[LENGTH.size :]).timeout == LONGEST_TIMEOUT
 
 
@@ -421,7 +421,7 @@ def test_one_connections_trouble_is_its_own(
             eventually(lambda: server._parked)
             real, table = server.table.awaits, server.table
 
-            def awaits(request: Request) -> Any:
+            def awaits(request: StoreRequest) -> Any:
                 if request.op is Op.WAIT:
                     raise Broken("injected")
                 return real(request)
@@ -458,7 +458,7 @@ def test_a_store_that_serves_nothing_ends(
     assert [each.exc_type for each in ended] == [Broken]
 
 
-@pytest.mark.parametrize("place", ["_react", "_ask", "_expire"])
+@pytest.mark.parametrize("place", ["_react", "_start_requested", "_expire"])
 def test_a_connections_thread_survives_a_round(
     place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -505,7 +505,7 @@ def test_what_a_link_asks_for_is_not_forgotten(
     assert "Broken: injected" in capfd.readouterr().err
 
 
-# Rounds
+# LoopGuard
 
 
 def test_a_kind_is_told_once_and_rests_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,12 +513,12 @@ def test_a_kind_is_told_once_and_rests_grow(monkeypatch: pytest.MonkeyPatch) -> 
     rests: list[float] = []
     monkeypatch.setattr(time, "sleep", rests.append)
     told: list[str] = []
-    rounds = Rounds("thread x", told.append)
+    guard = LoopGuard("thread x", told.append)
     for raises in [True] * 6 + [False, True]:
-        with rounds:
+        with guard:
             if raises:
                 raise Broken("injected")
-    with rounds:
+    with guard:
         raise KeyError("another")
     assert [text.split()[-1] for text in told] == ["injected", "'another'"]
     assert rests == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1, 0.01, 0.02]
@@ -526,8 +526,8 @@ def test_a_kind_is_told_once_and_rests_grow(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_interrupts_are_let_through() -> None:
     """What is no Exception ends a loop, as ever."""
-    rounds = Rounds("thread x", lambda text: None)
-    with pytest.raises(KeyboardInterrupt), rounds:
+    guard = LoopGuard("thread x", lambda text: None)
+    with pytest.raises(KeyboardInterrupt), guard:
         raise KeyboardInterrupt
 
 
@@ -536,11 +536,11 @@ def test_a_noted_error_never_ends_a_loop(monkeypatch: pytest.MonkeyPatch) -> Non
     rests: list[float] = []
     monkeypatch.setattr(time, "sleep", rests.append)
     told: list[str] = []
-    rounds = Rounds("thread x", told.append)
+    guard = LoopGuard("thread x", told.append)
     error = Broken("injected")
     for _ in range(3 * waiting.MOST_IN_A_ROW):
-        with rounds:
-            rounds.note(error)
+        with guard:
+            guard.record(error)
     assert (len(told), len(rests)) == (1, 3 * waiting.MOST_IN_A_ROW)
 
 
@@ -550,8 +550,8 @@ def test_that_it_cannot_be_said_ends_nothing() -> None:
     def closed(text: str) -> None:
         raise ValueError("I/O operation on closed file")
 
-    rounds = Rounds("thread x", closed)
-    with rounds:
+    guard = LoopGuard("thread x", closed)
+    with guard:
         raise Broken("injected")
 
 

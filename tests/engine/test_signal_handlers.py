@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raised_in_calls import DEADLINE, MOST_POINTS, CtrlC, interrupted_at
+from interrupted_calls import DEADLINE, MOST_POINTS, CtrlC, interrupted_at
 
 import cydist as dist
 from cydist.testing import run_threads

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from more_values import more
+from extra_values import more
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from more_values import more
+from extra_values import more
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs/examples"

@@ -56,7 +56,7 @@ class Pair:
                     "all_reduce", [array], [array], algorithm=b"ring", deadline_ns=soon(limit),
                     seq=self._seq, op=SUM, count=COUNT, segment_bytes=1 << 17,
                 )  # fmt: skip
-            except _native.Failure as failure:
+            except _native.CallError as failure:
                 ended[rank] = str(failure.status)
             else:
                 assert np.array_equal(2.0 * np.arange(COUNT) + 1, x)

@@ -96,7 +96,7 @@ class Outcome:
         return [(event.get("error"), event.get("ranks")) for event in self.survivors(call)]
 
 
-def everybody_knows(outcome: Outcome, *, quits: bool = False) -> None:
+def all_ranks_know(outcome: Outcome, *, quits: bool = False) -> None:
     """Assert that every survivor raised PeerFailedError with the victim's rank, and went on."""
     lost = [("PeerFailedError", [outcome.victim])]
     count = len(outcome.codes) - 1
@@ -131,7 +131,7 @@ def test_killed_in_every_phase(server: Server, transport: str, phase: str) -> No
     another group with that rank fails at its first call; one without it goes on."""
     outcome = server.trial("all_reduce", phase, transport=transport, count=LONG)
     assert outcome.codes[VICTIM] == (0 if phase == "leave" else -9)
-    everybody_knows(outcome)
+    all_ranks_know(outcome)
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "broadcast", "gather", "reduce", "scan"])
@@ -139,36 +139,36 @@ def test_killed_while_it_writes_in_others_arrays(server: Server, call: str) -> N
     """Who dies in the middle of it harms nobody, and is named."""
     victim = 0 if call == "broadcast" else VICTIM
     how = {"transport": "shm", "algorithm": f"{call}:direct", "victim": victim, "count": LONG}
-    everybody_knows(server.trial(call, "send.mid", **how))
+    all_ranks_know(server.trial(call, "send.mid", **how))
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_killed_in_every_call(server: Server, call: str) -> None:
     """Whatever the call was, and the rank that a rank waited for in it."""
-    everybody_knows(server.trial(call, "idle"))
+    all_ranks_know(server.trial(call, "idle"))
 
 
-def test_waiting_for_anybody_notices_a_rank_never_met(server: Server) -> None:
+def test_waiting_for_any_source_notices_a_rank_never_met(server: Server) -> None:
     """Who waits for a message from any rank learns of one that died before it ever connected."""
-    everybody_knows(server.trial("any_source", "connect"))
+    all_ranks_know(server.trial("any_source", "connect"))
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "broadcast", "send_recv"])
 def test_survivors_that_end_at_once_are_not_blamed(server: Server, call: str) -> None:
     """Ranks that leave with their error, without a goodbye, do not hide who died first."""
-    everybody_knows(server.trial(call, "wait", quits=True), quits=True)
+    all_ranks_know(server.trial(call, "wait", quits=True), quits=True)
 
 
 @pytest.mark.parametrize("child", ["fork", "multiprocessing"])
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_living_child_does_not_hide_the_death(server: Server, transport: str, child: str) -> None:
     """A child that was forked after init and still runs holds none of its parent's sockets."""
-    everybody_knows(server.trial("all_reduce", "idle", transport=transport, child=child))
+    all_ranks_know(server.trial("all_reduce", "idle", transport=transport, child=child))
 
 
 def test_the_rank_with_the_store(server: Server) -> None:
     """Rank 0, which holds the store, is a rank like any other once groups are formed."""
-    everybody_knows(server.trial("all_reduce", "idle", victim=0, store="tcp"))
+    all_ranks_know(server.trial("all_reduce", "idle", victim=0, store="tcp"))
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,4 @@ def test_killed_in_every_phase_of_every_call(server: Server, transport: str, vic
         if call == "any_source" and phase == "leave":
             continue  # who left on purpose is not missed by a receive from anybody
         count = LONG if phase.endswith(".mid") else 1000
-        everybody_knows(server.trial(call, phase, victim=victim, transport=transport, count=count))
+        all_ranks_know(server.trial(call, phase, victim=victim, transport=transport, count=count))

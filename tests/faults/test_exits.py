@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from two_process_job import Beside
+from two_process_job import TwoProcessJob
 
 import cydist as dist
 
@@ -49,7 +49,7 @@ def test_the_exit_code_is_kept_and_the_others_learn_of_it(
 ) -> None:
     """Nothing holds the process back; who waits for it gets PeerFailedError."""
     line, code, words = ENDS[end]
-    with Beside(tmp_path, f"dist.barrier()\n{PENDING[pending]}\n{line}\n") as other:
+    with TwoProcessJob(tmp_path, f"dist.barrier()\n{PENDING[pending]}\n{line}\n") as other:
 
         def body() -> None:
             dist.barrier()
@@ -65,7 +65,7 @@ def test_the_exit_code_is_kept_and_the_others_learn_of_it(
 
 def test_who_is_in_a_collective_learns_of_it(tmp_path: Path) -> None:
     """Whether it began before or after the process ended."""
-    with Beside(tmp_path, "dist.barrier()\nsys.exit(3)\n") as other:
+    with TwoProcessJob(tmp_path, "dist.barrier()\nsys.exit(3)\n") as other:
 
         def body() -> None:
             groups = [dist.new_group([0, 1], use_local_synchronization=True) for _ in range(2)]
@@ -145,7 +145,7 @@ def test_a_process_says_that_its_last_call_was_another_one(
     calls, words = LAST_CALLS[way]
     if end == "atexit":
         calls = f"import atexit\natexit.register(dist.destroy_process_group)\n{calls}"
-    with Beside(tmp_path, LAST.format(calls=calls)) as other:
+    with TwoProcessJob(tmp_path, LAST.format(calls=calls)) as other:
 
         def body() -> None:
             dist.barrier()
@@ -170,7 +170,7 @@ if child == 0:
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-    with Beside(tmp_path, program) as other:
+    with TwoProcessJob(tmp_path, program) as other:
 
         def body() -> None:
             dist.barrier()

@@ -122,10 +122,10 @@ def test_who_waits_in_the_same_call_is_not_late(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Connections, Connections]]:
-    """Two ranks whose reports are the context that was asked about."""
+    """Two ranks whose reports are the comm id that was asked about."""
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     for each in made:
-        each.reporter = lambda context: peer_status.PeerStatus(f"in {context}", "a stack")
+        each.status_of = lambda comm_id: peer_status.PeerStatus(f"in {comm_id}", "a stack")
         each.connect([other.address() for other in made])
     yield made[0], made[1]
     for each in made:
@@ -138,23 +138,23 @@ def soon() -> float:
 
 def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connections]) -> None:
     """It has one of its own, which is gone afterwards."""
-    assert pair[0].ask(1, 2**63, soon()) == peer_status.PeerStatus(f"in {2**63}", "a stack")
-    assert pair[0].ask(1, 7, soon()) == peer_status.PeerStatus("in 7", "a stack")
+    assert pair[0].query(1, 2**63, soon()) == peer_status.PeerStatus(f"in {2**63}", "a stack")
+    assert pair[0].query(1, 7, soon()) == peer_status.PeerStatus("in 7", "a stack")
     assert [each.link.statistics()["made"] for each in pair] == [0, 0]
     assert [each.pending_peers() for each in pair] == [0, 0]
 
 
-def test_a_stranger_is_told_nothing(pair: tuple[Connections, Connections]) -> None:
+def test_an_unauthenticated_client_is_told_nothing(pair: tuple[Connections, Connections]) -> None:
     """Who does not know the secret is refused, and so is who asks for another rank."""
     places = [place for lane in pair[1]._lanes for place in lane]
     claim = peer_status.CLAIM.pack(0, 1, 7)
     with pytest.raises(dist.AuthenticationError):
-        peer_status.ask(places, secret=bytes(32), job="test", claim=claim, deadline=soon())
+        peer_status.query(places, secret=bytes(32), job="test", claim=claim, deadline=soon())
     with pytest.raises(dist.AuthenticationError):
-        peer_status.ask(places, secret=SECRET, job="other", claim=claim, deadline=soon())
+        peer_status.query(places, secret=SECRET, job="other", claim=claim, deadline=soon())
     for wrong in (peer_status.CLAIM.pack(0, 0, 7), b"", claim + b"x"):
         with pytest.raises((dist.DistError, OSError)):
-            peer_status.ask(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
+            peer_status.query(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
 
 
 def test_without_authentication_no_status_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +163,10 @@ def test_without_authentication_no_status_is_given(monkeypatch: pytest.MonkeyPat
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     try:
         for each in made:
-            each.reporter = lambda context: peer_status.PeerStatus("in a call", "a stack")
+            each.status_of = lambda comm_id: peer_status.PeerStatus("in a call", "a stack")
             each.connect([other.address() for other in made])
         with pytest.raises(dist.AuthenticationError, match="different services"):
-            made[0].ask(1, 7, soon())
+            made[0].query(1, 7, soon())
     finally:
         for each in made:
             each.close()
@@ -178,7 +178,9 @@ def test_a_rank_that_does_not_answer_is_given_up() -> None:
         place = silent.getsockname()
 
         def ask(rank: int, deadline: float) -> peer_status.PeerStatus:
-            return peer_status.ask([place], secret=SECRET, job="test", claim=b"", deadline=deadline)
+            return peer_status.query(
+                [place], secret=SECRET, job="test", claim=b"", deadline=deadline
+            )
 
         assert peer_status.gather(ask, [3, 4]) == {3: peer_status.SILENT, 4: peer_status.SILENT}
 

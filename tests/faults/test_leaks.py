@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import two_process_job
-from more_values import more
-from two_process_job import Beside
+from extra_values import more
+from two_process_job import TwoProcessJob
 
 import cydist as dist
 
@@ -107,7 +107,7 @@ dist.destroy_process_group()
 
 def live_groups(directory: Path, count: int) -> None:
     """So many groups of two processes, all of which work; what one process holds for them."""
-    with Beside(directory, MANY_GROUPS, str(count)) as other:
+    with TwoProcessJob(directory, MANY_GROUPS, str(count)) as other:
 
         def body() -> None:
             groups = [dist.new_group([0, 1]) for _ in range(count)]

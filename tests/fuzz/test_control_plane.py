@@ -13,7 +13,7 @@ from transport_ranks import soon
 from wire_peer import EAGER, FINGERPRINT, HEADER, MAGIC, Wire, frame
 
 from cydist import _native
-from cydist.errors import DistError, from_failure
+from cydist.errors import DistError, from_call_error
 
 pytestmark = pytest.mark.fuzz
 
@@ -78,8 +78,8 @@ def test_control_messages(said: list[bytes]) -> None:
         ):  # fmt: skip
             try:
                 end()
-            except _native.Failure as failure:
-                failures.append(from_failure(failure, "broadcast", "g", RANKS, 3))
+            except _native.CallError as failure:
+                failures.append(from_call_error(failure, "broadcast", "g", RANKS, 3))
         for error in failures:
             assert isinstance(error, DistError)
             assert set(error.ranks) <= set(RANKS)
@@ -99,7 +99,7 @@ def test_notice_of_another_size(size: int) -> None:
         wire.say([told(abort)])
         receive = wire.group.irecv(np.zeros(1), 1, 5)
         receive.wait(soon())
-        with pytest.raises(_native.Failure) as caught:
+        with pytest.raises(_native.CallError) as caught:
             receive.check()
         assert (caught.value.status, caught.value.teller) == ("aborted", 1)
         wire.close()

@@ -34,7 +34,7 @@ def spoken(said: bytes) -> tuple[socket.socket, socket.socket]:
 
 
 @given(greetings)
-def test_client_among_strangers(said: bytes) -> None:
+def test_client_among_unauthenticated_clients(said: bytes) -> None:
     """A client that is told anything at all raises what it documents."""
     ours, theirs = spoken(said)
     with ours, theirs:
@@ -50,7 +50,7 @@ def test_client_among_strangers(said: bytes) -> None:
 
 
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda rest: MAGIC + rest))
-def test_server_among_strangers(said: bytes) -> None:
+def test_server_among_unauthenticated_clients(said: bytes) -> None:
     """A server that is told anything at all raises what it documents, and says at most 109
     bytes."""
     ours, theirs = spoken(said)
@@ -80,7 +80,7 @@ def test_client_is_told_of_any_endpoints_and_settings(
         client.receive(greeting)
     except AuthenticationError:
         assert (told, settings) != (seen, 0)
-        assert len(client.farewell) == 197
+        assert len(client.refusal) == 197
     except DistNetworkError:
         assert settings > 3
     else:
@@ -97,7 +97,7 @@ def test_server_is_told_of_any_endpoints(seen: bytes, told: bytes) -> None:
     except AuthenticationError:
         assert seen != told
         with pytest.raises(AuthenticationError):
-            server.receive(client.farewell)
+            server.receive(client.refusal)
     assert server.done == client.done == (seen == told)
 
 

@@ -117,12 +117,12 @@ def test_announcements(datagrams: list[bytes]) -> None:
             _, _, name, _, port, _ = multicast._ANNOUNCEMENT.unpack(datagram)
             if datagram == announcement(name, port) and port:
                 members[name] = ("10.0.0.7", port)
-    party = multicast._MulticastGroup.__new__(multicast._MulticastGroup)
-    party._key, party._place, party._heard = KEY, PLACE, {}
-    party._family = socket.AF_INET
-    party._receiver = Datagrams(datagrams)  # type: ignore[assignment]
-    party._listen(time.monotonic() + 20)
-    assert members == party._heard
+    group = multicast._MulticastGroup.__new__(multicast._MulticastGroup)
+    group._key, group._place, group._announced = KEY, PLACE, {}
+    group._family = socket.AF_INET
+    group._receiver = Datagrams(datagrams)  # type: ignore[assignment]
+    group._listen(time.monotonic() + 20)
+    assert members == group._announced
 
 
 # Error files of workers

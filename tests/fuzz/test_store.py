@@ -24,8 +24,8 @@ from cydist.stores.protocol import (
     LENGTH,
     Op,
     Reply,
-    Request,
-    Status,
+    ReplyStatus,
+    StoreRequest,
     decode_reply,
     decode_request,
     encode_reply,
@@ -40,7 +40,7 @@ WAIT = 20
 keys = st.sampled_from([b"a", b"b", b"\x80", b"", INTERNAL + b"opened", INTERNAL + b"closed"])
 values = st.sampled_from([b"", b"1", b"-7", b"x", b"9223372036854775807"]) | st.binary(max_size=40)
 requests = st.builds(
-    lambda op, keys, values, block: Request(
+    lambda op, keys, values, block: StoreRequest(
         op, tuple(keys), tuple(values), block and op in BLOCKING, 0.0
     ),
     st.sampled_from(Op),
@@ -48,11 +48,14 @@ requests = st.builds(
     st.lists(values, max_size=3),
     st.booleans(),
 )
-sensible = st.builds(Request, st.just(Op.ADD), st.tuples(keys), st.just((b"1",))) | st.builds(
-    Request, st.sampled_from([Op.SET, Op.APPEND, Op.QUEUE_PUSH]), st.tuples(keys), st.tuples(values)
+sensible = st.builds(StoreRequest, st.just(Op.ADD), st.tuples(keys), st.just((b"1",))) | st.builds(
+    StoreRequest,
+    st.sampled_from([Op.SET, Op.APPEND, Op.QUEUE_PUSH]),
+    st.tuples(keys),
+    st.tuples(values),
 )
 frames = requests.map(encode_request)
-replies = st.builds(Reply, st.sampled_from(Status), st.lists(values, max_size=4).map(tuple))
+replies = st.builds(Reply, st.sampled_from(ReplyStatus), st.lists(values, max_size=4).map(tuple))
 
 
 @given(mutated(frames))

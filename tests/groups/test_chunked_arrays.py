@@ -31,7 +31,7 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of a few KiB are long ones."""
     for module in ("chunking", "group"):
         monkeypatch.setattr(f"cydist.backends.host.{module}.WHOLE_BYTES", WHOLE_BYTES)
-    monkeypatch.setattr("cydist.backends.host.chunking.PACKED_BYTES", PIECE_BYTES)
+    monkeypatch.setattr("cydist.backends.host.chunking.CHUNK_BYTES", PIECE_BYTES)
 
 
 @pytest.fixture(

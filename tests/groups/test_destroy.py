@@ -404,7 +404,7 @@ def test_a_rank_that_made_no_call_of_the_group_differs_from_one_that_did(transpo
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_last_of_many_calls_that_nobody_heard_names_the_first_that_differs(transport):
+def test_the_last_of_many_calls_that_no_rank_received_names_the_first_that_differs(transport):
     """A root hears nobody: the error is about the call in which ranks differ, not the last."""
 
     def body(rank):

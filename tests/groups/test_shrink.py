@@ -314,7 +314,7 @@ def test_who_does_not_come_is_named(transport: str) -> None:
     assert [11.0, 11.0, None, 11.0] == run_threads(body, 4, transport)
 
 
-def test_nobody_is_dead(transport: str) -> None:
+def test_no_rank_is_dead(transport: str) -> None:
     """A group that failed for another reason is replaced by one of the same ranks."""
 
     def body(rank: int) -> Any:

@@ -139,8 +139,8 @@ class Lookalike:
 )
 def test_what_cannot_be_found_is_not_read(kind: type, reductions: dict[Any, Any]) -> None:
     """A class whose fields have no clear places is refused, and the one that is known stays."""
-    assert fast_torch.learn(dist.AllreduceOptions, REDUCTIONS)
-    assert not fast_torch.learn(kind, reductions)
+    assert fast_torch.learn_layout(dist.AllreduceOptions, REDUCTIONS)
+    assert not fast_torch.learn_layout(kind, reductions)
 
 
 def test_callbacks_may_communicate(shared: Job) -> None:

@@ -34,11 +34,11 @@ def reduce_on(variant, op, dtype, places, given_arrays, into):
     """The bytes of the result where it was put, with what lies around it."""
     copies = [placed(array, start) for array, start in zip(given_arrays, places, strict=False)]
     out, around = copies[into] if into < len(copies) else placed(given_arrays[0], places[-1])
-    kernels.use(variant)
+    kernels.use_isa(variant)
     factor = 1 if op == "PREMUL_SUM" else None
     sources = [copy for copy, _ in copies]
     kernels.combine_all(kernels.OPS[op], kernels.DTYPES[dtype.name], out, sources, factor)
-    kernels.use()
+    kernels.use_isa()
     return out.tobytes(), around.tobytes()
 
 

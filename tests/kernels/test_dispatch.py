@@ -21,15 +21,15 @@ def test_baseline_is_always_there():
 
 def test_the_best_variant_is_chosen():
     """Unless told otherwise, the last one that the machine can run is in use."""
-    kernels.use()
+    kernels.use_isa()
     assert kernels.isas()[-1] == kernels.isa()
 
 
 def test_a_variant_can_be_named():
-    """use() switches, and back."""
-    kernels.use("baseline")
+    """use_isa() switches, and back."""
+    kernels.use_isa("baseline")
     named = kernels.isa()
-    kernels.use()
+    kernels.use_isa()
     assert named == "baseline"
 
 
@@ -37,7 +37,7 @@ def test_an_unknown_variant_is_refused():
     """The message lists those that can be had; the one in use stays."""
     before = kernels.isa()
     with pytest.raises(ValueError, match=r"this machine runs the kernels baseline.*'mmx'"):
-        kernels.use("mmx")
+        kernels.use_isa("mmx")
     assert before == kernels.isa()
 
 
@@ -47,7 +47,7 @@ def test_the_environment_names_a_variant(monkeypatch):
     dist.init_process_group("tcp", rank=0, world_size=1, store=dist.HashStore())
     forced = kernels.isa()
     dist.destroy_process_group()
-    kernels.use()
+    kernels.use_isa()
     assert forced == "baseline"
 
 

@@ -165,7 +165,7 @@ def test_subnormal_numbers_are_flushed_alike(isa, dtype, nan, op, bits):
         other = np.full(numbers.shape, pattern, np.uint16).view(dtype)
         found = {}
         for variant in ("baseline", isa):
-            kernels.use(variant)
+            kernels.use_isa(variant)
             with flushing(bits):
                 found[variant] = reduce_two(op, numbers, other)
         assert np.array_equal(found["baseline"], found[isa]), hex(pattern)

@@ -243,12 +243,12 @@ def test_variants_agree(dtype, op):
     sources = [any_bits(dtype, 4099, seed) for seed in range(4)]
     results = set()
     for name in kernels.isas():
-        kernels.use(name)
+        kernels.use_isa(name)
         folded, out = np.empty_like(sources[0]), np.empty_like(sources[0])
         two(op, dtype, folded, *sources[:2])
         many(op, dtype, out, sources)
         results.add((folded.tobytes(), out.tobytes()))
-    kernels.use()
+    kernels.use_isa()
     assert len(results) == 1
 
 

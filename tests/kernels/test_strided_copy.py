@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from extra_values import more
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from more_values import more
 
 from cydist._native import kernels
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from more_values import more, more_but
+from extra_values import more, more_but
 from transport_ranks import free_port, has_ipv6
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def run(commands: Commands, directory: Path, **more: str) -> str:
     return text
 
 
-def everybody_is_content(ranks: int, output: str) -> None:
+def all_ranks_succeeded(ranks: int, output: str) -> None:
     """Assert that each rank has compared its results."""
     said = re.findall(r"rank (\d) of (\d): (\d+) results as expected", output)
     assert [(f"{rank}", f"{ranks}") for rank in range(ranks)] == sorted(s[:2] for s in said), output
@@ -109,14 +109,14 @@ def everybody_is_content(ranks: int, output: str) -> None:
 @pytest.mark.parametrize("ranks", [2, *more(1, 3, 4)])
 def test_cydistrun(tmp_path: Path, ranks: int) -> None:
     """python -m cydist.launch --nproc-per-node N."""
-    everybody_is_content(ranks, run(cydistrun(ranks, tmp_path), tmp_path))
+    all_ranks_succeeded(ranks, run(cydistrun(ranks, tmp_path), tmp_path))
 
 
 @pytest.mark.more
 def test_torchrun(tmp_path: Path) -> None:
     """torchrun's variables and its agent's store are enough."""
     pytest.importorskip("torch.distributed.run")
-    everybody_is_content(2, run(torchrun(2, tmp_path), tmp_path))
+    all_ranks_succeeded(2, run(torchrun(2, tmp_path), tmp_path))
 
 
 WAYS = {
@@ -133,7 +133,7 @@ WAYS = {
 )
 def test_started_by_hand(tmp_path: Path, start: Callable[[int, Path], Commands]) -> None:
     """Without a launcher: children of a program, variables, URLs."""
-    everybody_is_content(2, run(start(2, tmp_path), tmp_path))
+    all_ranks_succeeded(2, run(start(2, tmp_path), tmp_path))
 
 
 IPV6 = {"variables": by_variables_ipv6, "tcp": by_tcp_ipv6}
@@ -144,14 +144,14 @@ def test_over_ipv6(tmp_path: Path, start: Callable[[int, Path], Commands]) -> No
     """MASTER_ADDR=::1 and tcp://[::1]:port."""
     if not has_ipv6():
         pytest.skip("no IPv6")
-    everybody_is_content(2, run(start(2, tmp_path), tmp_path))
+    all_ranks_succeeded(2, run(start(2, tmp_path), tmp_path))
 
 
 @pytest.mark.parametrize("names", [*more("lo", "lo,lo"), "127.0.0.1,127.0.0.2"])
 def test_interfaces(tmp_path: Path, names: str) -> None:
     """GLOO_SOCKET_IFNAME names one interface or several, which are used in turn."""
     commands = cydistrun(2, tmp_path)
-    everybody_is_content(2, run(commands, tmp_path, GLOO_SOCKET_IFNAME=names))
+    all_ranks_succeeded(2, run(commands, tmp_path, GLOO_SOCKET_IFNAME=names))
 
 
 def test_interface_of_each_family(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_interface_of_each_family(tmp_path: Path) -> None:
     if not has_ipv6():
         pytest.skip("no IPv6")
     commands = cydistrun(2, tmp_path)
-    everybody_is_content(2, run(commands, tmp_path, GLOO_SOCKET_IFNAME="127.0.0.1,::1"))
+    all_ranks_succeeded(2, run(commands, tmp_path, GLOO_SOCKET_IFNAME="127.0.0.1,::1"))
 
 
 def test_the_program_notices_one_bit() -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from more_values import more
+from extra_values import more
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/programs/mpi_exits.py"

@@ -96,7 +96,7 @@ def test_suspend_and_resume(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     "end", ["pass", "os.kill(os.getppid(), signal.SIGKILL)"], ids=["success", "inner process dies"]
 )
-def test_strangers_are_left_alone(launcher: Launcher, end: str) -> None:
+def test_unauthenticated_clients_are_left_alone(launcher: Launcher, end: str) -> None:
     """Children of a shell that became cydistrun by exec are none of the job's."""
     command = f"sleep 1000 >&- 2>&- & echo ready $!; exec {sys.executable} -m cydist.launch"
     process = launcher.start_shell(f"{command} {launcher.script(end)}")

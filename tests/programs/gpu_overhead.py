@@ -122,7 +122,7 @@ def within(seconds: float, task: Callable[[], None], stream: Any) -> str:
     return failed[0]
 
 
-def everybodys(
+def of_all_ranks(
     make: Callable[[Any, Any], Ways], x: Any, given: Any, stream: Any
 ) -> tuple[Ways, str]:
     """The ways of one library, if all ranks have it and its calls work; else none, and what the
@@ -169,7 +169,7 @@ def overhead() -> dict[str, Any]:
         if make is by_cupyx:  # said at once: what comes may hang, on a GPU as well
             said["alone"] = medians(measured(ways, rounds, calls, synchronize))
             print(json.dumps({"rank": dist.get_rank(), **said}), flush=True)
-        more, failed = everybodys(make, x, prepare(), stream)
+        more, failed = of_all_ranks(make, x, prepare(), stream)
         ways |= more
         if failed:
             said[f"{make.__name__}_failed"] = failed

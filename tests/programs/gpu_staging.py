@@ -186,7 +186,7 @@ def figures(library: Any) -> dict[str, float]:
     """Median seconds; `share` is the slower of copy and host over staged, at least 0.7."""
     x = library.array(np.ones(LARGE // 4, "f4"))
     array = asarray(x)
-    copier, index = array_libraries.copier_of(array), array.device_index
+    copier, index = array_libraries.copying_library_of(array), array.device_index
     slot, stream = copier.pinned(LARGE).typed(array), copier.stream(index)
     host = np.ones(LARGE // 4, "f4")
 

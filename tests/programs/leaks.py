@@ -121,7 +121,7 @@ def refused_calls(rank):
 
 
 @kind
-def waits_in_vain(rank, timeout=0):
+def times_out(rank, timeout=0):
     work = dist.irecv(np.ones(8), 1 - rank)
     with contextlib.suppress(dist.DistTimeoutError):
         work.wait(timeout)
@@ -201,7 +201,7 @@ def main():
         found = {}
         # Both have come. Who waits for a rank without shared memory takes a connection to it.
         dist.barrier()
-        waits_in_vain(rank, 0.2)
+        times_out(rank, 0.2)
         for kind, warm_up, times in plan:
             found[kind] = []
             for turns in (warm_up, times):

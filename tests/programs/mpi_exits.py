@@ -412,7 +412,7 @@ def killed():
 
 
 @way
-def before_anybody():
+def before_the_others():
     """mpi4py was told not to start MPI."""
     import mpi4py
 

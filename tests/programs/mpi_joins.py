@@ -54,7 +54,7 @@ def unfit():
     try:
         join("mpi")
     except (dist.DistError, ValueError) as error:
-        rank = launcher_env.place().rank
+        rank = launcher_env.placement().rank
         print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
         print(f"rank {rank}: MPI {'mpi4py.MPI' in sys.modules}", flush=True)
 
@@ -65,7 +65,7 @@ def half_made(where, how):
     waits for that, has a deadline, or gets a Ctrl-C."""
     from cydist.backends.mpi import create
 
-    rank, make = launcher_env.place().rank, create._communicator
+    rank, make = launcher_env.placement().rank, create._communicator
 
     def fail(*given):
         raise RuntimeError("failed just now")
@@ -99,7 +99,7 @@ def deaf():
     def refuse(*given, **named):
         raise OSError("no descriptor is left")
 
-    if launcher_env.place().rank == 0:
+    if launcher_env.placement().rank == 0:
         bootstrap.Connections = refuse
     rank, size = join()
     assert total(1) == size

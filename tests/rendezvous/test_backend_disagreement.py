@@ -273,7 +273,7 @@ def test_only_some_ask_the_one_that_all_wait_for(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(part, "meet", watched)
         with pytest.raises(RendezvousError) as refused:
-            check_in.agree(part, rank, range(4), "gloo", "new_group", ask)
+            check_in.agree_on_backend(part, rank, range(4), "gloo", "new_group", ask)
         return str(refused.value)
 
     said = together(*(partial(come, rank) for rank in range(1, 4)))
@@ -297,4 +297,4 @@ def test_threads_may_make_groups_at_the_same_time(monkeypatch: pytest.MonkeyPatc
     finally:
         sys.setswitchinterval(before)
     here.announce_request("last", (0,), "gloo")
-    assert here.report(endpoint.comm_id_of("last:asked", (0,))).state.endswith("gloo")
+    assert here.status(endpoint.comm_id_of("last:asked", (0,))).state.endswith("gloo")

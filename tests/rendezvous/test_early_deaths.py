@@ -282,8 +282,8 @@ def test_an_end_before_a_group_is_made_is_told_at_once(ranks: Ranks, end: str) -
 @pytest.mark.parametrize(
     ("module", "function"),
     [
-        pytest.param("tuning.file", "share", id="before-the-first-group"),
-        pytest.param("backends.host.create", "of_link", id="after-ranks-have-met"),
+        pytest.param("tuning.file", "share_from_rank_0", id="before-the-first-group"),
+        pytest.param("backends.host.create", "group_of_link", id="after-ranks-have-met"),
     ],
 )
 def test_trouble_is_told_at_once(ranks: Ranks, module: str, function: str) -> None:
@@ -371,7 +371,7 @@ def test_watching_ends_a_wait(master: TCPStore) -> None:
     assert watched.get("never") == b"v"
 
 
-def test_news_of_a_lost_rank_stays_news(master: TCPStore) -> None:
+def test_a_lost_rank_stays_reported(master: TCPStore) -> None:
     """Each wait for a rank that is lost says so, the second on one object too."""
     watched = MembershipStore("p", master, range(3))
     watched.leave(1, "reason")

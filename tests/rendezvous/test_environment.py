@@ -59,7 +59,7 @@ def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     check_met(meet("env://", [0, 1]))
 
 
-def test_our_twins_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cydists_own_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """CYDIST_MASTER_PORT is used where MASTER_PORT belongs to another library."""
     with socket.create_server((HOST, 0)) as other:
         monkeypatch.setenv("MASTER_ADDR", HOST)

@@ -13,7 +13,7 @@ import pytest
 from cydist.devices import array_libraries
 from cydist.errors import RendezvousError
 from cydist.rendezvous import launcher_env
-from cydist.rendezvous.launcher_env import Place
+from cydist.rendezvous.launcher_env import Placement
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -34,17 +34,19 @@ SLURM = {
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}
 
 CASES = [
-    pytest.param(TORCHRUN, "torchrun", Place(5, 8, 1, 4), id="torchrun"),
-    pytest.param(OPENMPI, "openmpi", Place(1, 4, 1, 4), id="openmpi"),
-    pytest.param(HYDRA, "hydra", Place(2, 3, 2, 3), id="hydra"),
-    pytest.param(SLURM, "slurm", Place(6, 8, 2, 4), id="srun"),
-    pytest.param(SLURM | {"PMI_RANK": "6", "PMI_SIZE": "8"}, "slurm", Place(6, 8, 2, 4), id="pmi2"),
-    pytest.param(BATCH, None, Place(), id="sbatch"),
-    pytest.param(BATCH | OPENMPI, "openmpi", Place(1, 4, 1, 4), id="mpirun in sbatch"),
-    pytest.param(BATCH | HYDRA, "hydra", Place(2, 3, 2, 3), id="mpiexec in sbatch"),
-    pytest.param(SLURM | TORCHRUN, "torchrun", Place(5, 8, 1, 4), id="torchrun under srun"),
-    pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, None, Place(1, 2), id="by hand"),
-    pytest.param({}, None, Place(), id="alone"),
+    pytest.param(TORCHRUN, "torchrun", Placement(5, 8, 1, 4), id="torchrun"),
+    pytest.param(OPENMPI, "openmpi", Placement(1, 4, 1, 4), id="openmpi"),
+    pytest.param(HYDRA, "hydra", Placement(2, 3, 2, 3), id="hydra"),
+    pytest.param(SLURM, "slurm", Placement(6, 8, 2, 4), id="srun"),
+    pytest.param(
+        SLURM | {"PMI_RANK": "6", "PMI_SIZE": "8"}, "slurm", Placement(6, 8, 2, 4), id="pmi2"
+    ),
+    pytest.param(BATCH, None, Placement(), id="sbatch"),
+    pytest.param(BATCH | OPENMPI, "openmpi", Placement(1, 4, 1, 4), id="mpirun in sbatch"),
+    pytest.param(BATCH | HYDRA, "hydra", Placement(2, 3, 2, 3), id="mpiexec in sbatch"),
+    pytest.param(SLURM | TORCHRUN, "torchrun", Placement(5, 8, 1, 4), id="torchrun under srun"),
+    pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, None, Placement(1, 2), id="by hand"),
+    pytest.param({}, None, Placement(), id="alone"),
 ]
 
 
@@ -55,10 +57,12 @@ def no_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("environ", "name", "place"), CASES)
-def test_launcher_is_recognised(environ: dict[str, str], name: str | None, place: Place) -> None:
+def test_launcher_is_recognised(
+    environ: dict[str, str], name: str | None, place: Placement
+) -> None:
     """Each launcher's variables give its name, the rank and the sizes."""
     assert launcher_env.launcher(environ) == name
-    assert launcher_env.place(environ) == place
+    assert launcher_env.placement(environ) == place
 
 
 def test_cydistrun_is_told_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,20 +78,20 @@ def test_cydistrun_is_told_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_one_host_is_known_by_the_local_size(environ: dict[str, str], single: bool) -> None:
     """All ranks are here if the local size is the size."""
-    assert launcher_env.place(environ).single_host is single
+    assert launcher_env.placement(environ).single_host is single
 
 
 def test_uneven_hosts_are_not_one_host() -> None:
     """Slurm's list of different numbers per host is no number, and no error."""
-    place = launcher_env.place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
-    assert place == Place(6, 8, 2, None)
+    place = launcher_env.placement(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
+    assert place == Placement(6, 8, 2, None)
     assert not place.single_host
 
 
 def test_a_rank_that_is_no_number_is_named() -> None:
     """The variable is in the message."""
     with pytest.raises(ValueError, match="RANK must be a number, not 'first'"):
-        launcher_env.place({"RANK": "first", "WORLD_SIZE": "2"})
+        launcher_env.placement({"RANK": "first", "WORLD_SIZE": "2"})
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_refusal_says_why_on_both_sides(theirs: dict[str, object], hint: str) ->
     with pytest.raises(AuthenticationError, match=hint) as at_server:
         ours.receive(outsider.receive(ours.greeting))
     with pytest.raises(AuthenticationError, match=hint) as at_client:
-        outsider.receive(ours.farewell)
+        outsider.receive(ours.refusal)
     here = socket.gethostname()
     assert here in str(at_server.value)
     assert "10.0.0.2:999" in str(at_server.value)
@@ -259,7 +259,7 @@ def refusals(server: auth.ServerHandshake, client: auth.ClientHandshake) -> tupl
     with pytest.raises(AuthenticationError) as at_client:
         client.receive(server.greeting)
     with pytest.raises(AuthenticationError) as at_server:
-        server.receive(client.farewell)
+        server.receive(client.refusal)
     assert not server.done
     assert not client.done
     return str(at_server.value), str(at_client.value)
@@ -348,7 +348,7 @@ def test_greeting_that_says_what_the_client_sees_is_refused(which: str, place: s
     ):
         ours.receive(theirs.receive(bytes(greeting)))
     with pytest.raises(AuthenticationError, match="a third party between the two changes"):
-        theirs.receive(ours.farewell)
+        theirs.receive(ours.refusal)
     assert not ours.done
 
 
@@ -512,7 +512,7 @@ def test_only_regular_files_are_read(secret_file: Path, kind: str) -> None:
 
 def test_set_secret_yields_to_the_file(secret_file: Path) -> None:
     """What the user configured wins over what a launcher broadcasts."""
-    assert auth.configured()
+    assert auth.is_configured()
     auth.set_secret(OTHER)
     assert auth.secret() == SECRET
 

@@ -16,13 +16,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from job_ports import Place, listening
+from job_ports import SocketAddress, listening
 from transport_ranks import DEADLINE, SECRET, eventually
 
 from cydist.net import auth
 
 SIZE = 3
-GROWTH = 8 << 20  # bytes that a siege may cost a rank
+GROWTH = 8 << 20  # bytes that an attack may cost a rank
 LONG = [pytest.mark.long, pytest.mark.timeout(3000)]
 AT_ONCE = 60  # connections to each port
 
@@ -76,7 +76,7 @@ class Rank:
         self.process.communicate()
 
 
-class Siege:
+class Attack:
     """Outsiders that come to `places`, say something and leave, again and again.
 
     Some hang up at once, some when they have been heard out, some say no more and stay.
@@ -85,12 +85,12 @@ class Siege:
     """
 
     def __init__(self, kind: Callable[[random.Random], bytes]) -> None:
-        self.places: list[Place] = []
+        self.places: list[SocketAddress] = []
         self.said = 0
         self._kind = kind
         self._source = random.Random(5)
         self._selector = selectors.DefaultSelector()
-        self._there: dict[Place, int] = {}
+        self._there: dict[SocketAddress, int] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -115,14 +115,14 @@ class Siege:
                 else:
                     self._talk(key.fileobj, place, unsent)
 
-    def _come(self, place: Place) -> None:
+    def _come(self, place: SocketAddress) -> None:
         outsider = socket.socket()
         outsider.setblocking(False)
         outsider.connect_ex(place)
         self._there[place] += 1
         self._selector.register(outsider, selectors.EVENT_WRITE, (place, self._kind(self._source)))
 
-    def _talk(self, outsider: socket.socket, place: Place, message: bytes) -> None:
+    def _talk(self, outsider: socket.socket, place: SocketAddress, message: bytes) -> None:
         with contextlib.suppress(OSError):
             outsider.send(message)
         how = self._source.random()
@@ -134,13 +134,13 @@ class Siege:
                 outsider.shutdown(socket.SHUT_WR)
         self._selector.modify(outsider, selectors.EVENT_READ, (place, None))
 
-    def _listen(self, outsider: socket.socket, place: Place) -> None:
+    def _listen(self, outsider: socket.socket, place: SocketAddress) -> None:
         with contextlib.suppress(OSError):
             if outsider.recv(4096):
                 return
         self._leave(outsider, place)
 
-    def _leave(self, outsider: socket.socket, place: Place) -> None:
+    def _leave(self, outsider: socket.socket, place: SocketAddress) -> None:
         self._selector.unregister(outsider)
         outsider.close()
         self._there[place] -= 1
@@ -160,9 +160,9 @@ def noise(source: random.Random) -> bytes:
 def near_proof(source: random.Random) -> bytes:
     """What a member said to another greeting, with some of it changed."""
     channel = source.choice([b"store", b"peer"])
-    shake = auth.ClientHandshake(SECRET, channel, "", source.randbytes(10))
+    handshake = auth.ClientHandshake(SECRET, channel, "", source.randbytes(10))
     greeting = auth.ServerHandshake(SECRET, channel, "").greeting
-    proof = bytearray(shake.receive(greeting))
+    proof = bytearray(handshake.receive(greeting))
     for _ in range(source.randint(0, 3)):
         proof[source.randrange(len(proof))] ^= 1 << source.randrange(8)
     if source.random() < 0.3:
@@ -178,18 +178,18 @@ def near_proof(source: random.Random) -> bytes:
         pytest.param((near_proof, 10**5), id="near proofs for long", marks=LONG),
     ]
 )
-def siege(request: pytest.FixtureRequest) -> Iterator[tuple[Siege, int]]:
-    """Outsiders of one kind, and how many make a siege."""
+def attack(request: pytest.FixtureRequest) -> Iterator[tuple[Attack, int]]:
+    """Outsiders of one kind, and how many make an attack."""
     kind, count = request.param
-    made = Siege(kind)
+    made = Attack(kind)
     yield made, count
     made.lift()
 
 
-def test_job_under_siege(siege: tuple[Siege, int], tmp_path: Path) -> None:
+def test_job_under_attack(attack: tuple[Attack, int], tmp_path: Path) -> None:
     """Outsiders come to the store before the ranks do, to each rank as soon as it listens, and
     stay: the ranks meet, connect and compute, and none of them grows."""
-    outsiders, count = siege
+    outsiders, count = attack
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET)
     secret.chmod(0o600)

@@ -118,7 +118,7 @@ def relayed(source: random.Random, greeting: bytes, channel: bytes) -> bytes:
     client = ClientHandshake(SECRET, channel, JOB, CLAIMED, endpoints=source.randbytes(36))
     with pytest.raises(AuthenticationError):
         client.receive(greeting)
-    return client.farewell
+    return client.refusal
 
 
 def relayed_and_rewritten(source: random.Random, greeting: bytes, channel: bytes) -> bytes:

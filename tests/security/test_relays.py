@@ -18,7 +18,7 @@ from cydist.backends.host.addresses import Address
 from cydist.backends.host.connections import Connections
 from cydist.backends.host.peer_status import PeerStatus
 from cydist.errors import AuthenticationError
-from cydist.rendezvous.handlers import rendezvous_by
+from cydist.rendezvous.handlers import rendezvous_through
 from cydist.stores import HashStore, TCPStore
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -49,7 +49,7 @@ def relay() -> Iterator[Relay]:
         proxy.close()
 
 
-class OverwrittenBoard(HashStore):
+class OverwrittenStore(HashStore):
     """A store that anybody may write, in which a relay puts its place for rank 0's."""
 
     def __init__(self, relay: Relay) -> None:
@@ -73,8 +73,8 @@ def test_store_through_a_relay_is_refused(master: TCPStore, relay: Relay) -> Non
     assert [seen[1], seen[3]] == [f"{HOST}:{port}", f"{HOST}:{master.port}"]
     assert "set CYDIST_NAT=1 on every rank of the job" in str(caught.value)
     assert master.add("still", 1) == 1
-    assert master._lease is not None
-    assert len(master._lease.server._connections) == 1
+    assert master._refcount is not None
+    assert len(master._refcount.server._connections) == 1
 
 
 def test_store_through_a_relay_is_used_where_that_is_allowed(
@@ -87,29 +87,29 @@ def test_store_through_a_relay_is_used_where_that_is_allowed(
     assert master.get("key") == b"v"
 
 
-def meet(board: OverwrittenBoard, rank: int, timeout: float) -> Callable[[], Any]:
-    """One rank's way to meet the other one by that board."""
-    return lambda: rendezvous_by(
-        board, lambda deadline: HOST, rank=rank, world_size=2, timeout=timeout
+def meet(shared_store: OverwrittenStore, rank: int, timeout: float) -> Callable[[], Any]:
+    """One rank's way to meet the other one by that store."""
+    return lambda: rendezvous_through(
+        shared_store, lambda deadline: HOST, rank=rank, world_size=2, timeout=timeout
     )
 
 
-def test_address_overwritten_on_a_board_is_refused(relay: Relay) -> None:
-    """A rank that may write on the board by which ranks meet, torchrun's store for one, can lead a
-    rank to a relay, and no further."""
-    board = OverwrittenBoard(relay)
-    _, refused = together(meet(board, 0, 1.0), meet(board, 1, WAIT))
+def test_address_overwritten_in_a_shared_store_is_refused(relay: Relay) -> None:
+    """A rank that may write in the store by which ranks meet, torchrun's for one, can lead a rank
+    to a relay, and no further."""
+    shared_store = OverwrittenStore(relay)
+    _, refused = together(meet(shared_store, 0, 1.0), meet(shared_store, 1, WAIT))
     assert isinstance(refused, AuthenticationError)
     assert re.search(REFUSED, str(refused))
 
 
-def test_address_overwritten_on_a_board_is_used_where_that_is_allowed(
+def test_address_overwritten_in_a_shared_store_is_used_where_that_is_allowed(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With CYDIST_NAT=1 the ranks meet through a rank that relays."""
     monkeypatch.setenv("CYDIST_NAT", "1")
-    board = OverwrittenBoard(relay)
-    check_ins = together(meet(board, 0, WAIT), meet(board, 1, WAIT))
+    shared_store = OverwrittenStore(relay)
+    check_ins = together(meet(shared_store, 0, WAIT), meet(shared_store, 1, WAIT))
     assert [joined[1:] for joined in check_ins] == [(0, 2), (1, 2)]
 
 
@@ -119,9 +119,9 @@ def test_question_through_a_relay_is_refused(relay: Relay) -> None:
         closing(Connections(0, 2, host=HOST, job="j", secret=SECRET)) as asked,
         closing(Connections(1, 2, host=HOST, job="j", secret=SECRET)) as asking,
     ):
-        asked.reporter = lambda context: PeerStatus("busy", "")
+        asked.status_of = lambda comm_id: PeerStatus("busy", "")
         there = Address.decode(asked.address())
         lanes = [[(HOST, relay(*there.lanes[0][0]))]]
         asking.connect([Address(0, there.host, lanes).encode(), asking.address()])
         with pytest.raises(AuthenticationError, match=REFUSED):
-            asking.ask(0, 1, time.monotonic() + DEADLINE)
+            asking.query(0, 1, time.monotonic() + DEADLINE)

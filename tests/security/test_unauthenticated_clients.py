@@ -45,7 +45,9 @@ FLOOD = bytes(1 << 20)
 # Many
 
 
-def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pending_peers_do_not_keep_members_out(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More outsiders than are heard at once, none of which will ever be done: members get in
     before any of them has had its time."""
     monkeypatch.setattr(auth, "HANDSHAKE_TIMEOUT", 10 * DEADLINE)
@@ -60,7 +62,7 @@ def test_crowd_does_not_keep_members_out(service: Service, monkeypatch: pytest.M
         assert service.pending_peers() <= acceptor.MOST_PENDING_PEERS
 
 
-def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pending_peer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the room is full only the pending peer that came first gives way, and only to a
     newcomer."""
     monkeypatch.setattr(acceptor, "MOST_PENDING_PEERS", 4)
@@ -88,7 +90,7 @@ def test_newcomer_takes_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
                 peer.recv(1)
 
 
-def test_silent_and_slow_strangers_are_hung_up_on(
+def test_silent_and_slow_clients_are_disconnected(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has not proved itself in time is hung up on, whether it said nothing or a part."""
@@ -223,10 +225,10 @@ def test_peer_without_descriptors_says_so(world: Ranks, monkeypatch: pytest.Monk
         newcomer.connect(place)
         with pytest.raises(OSError, match=r"\[Errno 24\].*has no file descriptor left") as caught:
             auth.authenticate_client(newcomer, channel=b"peer", job=JOB, secret=SECRET)
-    assert "ulimit -n" in acceptor.explained(caught.value)
+    assert "ulimit -n" in acceptor.with_remedy(caught.value)
 
 
-def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
+def test_unauthenticated_clients_make_room_for_authenticated_ones(world: Ranks) -> None:
     """A rank whose last descriptors outsiders hold still connects to a peer."""
     place = Address.decode(world.connections[0].address()).lanes[0][0]
     groups = world.group()
@@ -240,7 +242,7 @@ def test_strangers_make_room_for_connections_of_ours(world: Ranks) -> None:
             exchange(groups, 0, 1)
 
 
-def test_port_whose_descriptors_strangers_hold(
+def test_port_whose_descriptors_unauthenticated_clients_hold(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While outsiders hold the process's last descriptors members go on, and new ones get in."""
@@ -258,7 +260,7 @@ def test_port_whose_descriptors_strangers_hold(
 
 
 @pytest.fixture
-def parties(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def multicast_groups(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Two processes' ends of a meeting, the leader's first, that hear what a test sends them."""
 
     def plain(host: str, port: int) -> tuple[socket.socket, socket.socket]:
@@ -273,55 +275,55 @@ def parties(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any
             with socket.socket(type=socket.SOCK_DGRAM) as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
-            party = multicast._MulticastGroup("127.0.0.1", port, "")
-            stack.callback(party._own.close)
-            made.append(stack.enter_context(party))
-        yield sorted(made, key=lambda party: party.name)
+            group = multicast._MulticastGroup("127.0.0.1", port, "")
+            stack.callback(group._own.close)
+            made.append(stack.enter_context(group))
+        yield sorted(made, key=lambda group: group.name)
 
 
-def announcement(party: Any) -> bytes:
+def announcement(group: Any) -> bytes:
     """What a process announces."""
-    party._announce()
-    return bytes(party._receiver.recv(4096))
+    group._announce()
+    return bytes(group._receiver.recv(4096))
 
 
-def tell(party: Any, *datagrams: bytes, sender: str = "127.0.0.1") -> None:
+def announce_to(group: Any, *datagrams: bytes, sender: str = "127.0.0.1") -> None:
     """Let a process hear datagrams, and choose whom to follow."""
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
         sock.bind((sender, 0))
         for datagram in datagrams:
-            sock.sendto(datagram, party._to)
+            sock.sendto(datagram, group._to)
     arrived = select.poll()  # which knows no largest descriptor
-    arrived.register(party._receiver, select.POLLIN)
+    arrived.register(group._receiver, select.POLLIN)
     while arrived.poll(0):
-        party._listen(time.monotonic() + 0.01)
-    party.leading_store(time.monotonic() + DEADLINE)
+        group._listen(time.monotonic() + 0.01)
+    group.join_leading_store(time.monotonic() + DEADLINE)
 
 
-def test_announcement_is_followed(parties: list[Any]) -> None:
+def test_announcement_is_followed(multicast_groups: list[Any]) -> None:
     """A process follows the one with the smaller name."""
-    leader, other = parties
-    tell(other, announcement(leader))
+    leader, other = multicast_groups
+    announce_to(other, announcement(leader))
     assert other._leader == leader.name
 
 
-def test_repeated_announcement_leads_to_its_author(parties: list[Any]) -> None:
+def test_repeated_announcement_leads_to_its_author(multicast_groups: list[Any]) -> None:
     """An announcement that a outsider repeats from its own address says where its author is."""
-    leader, other = parties
-    tell(other, announcement(leader), sender="127.0.0.9")
+    leader, other = multicast_groups
+    announce_to(other, announcement(leader), sender="127.0.0.9")
     assert other._leader == leader.name
 
 
-def test_changed_announcements_are_ignored(parties: list[Any]) -> None:
+def test_changed_announcements_are_ignored(multicast_groups: list[Any]) -> None:
     """Noise, and an announcement with any byte changed, cut or added, are nobody's."""
-    leader, other = parties
+    leader, other = multicast_groups
     honest = announcement(leader)
     noise = random.Random(11)
     changed = [bytes(b ^ (i == at) for i, b in enumerate(honest)) for at in range(len(honest))]
     cut = [honest[:-1], honest + b"x", b"", honest * 2]
     for datagrams in (changed, cut, [noise.randbytes(noise.randint(0, 200)) for _ in range(200)]):
-        tell(other, *datagrams)
-    assert set(other._heard) <= {other.name}
+        announce_to(other, *datagrams)
+    assert set(other._announced) <= {other.name}
     assert other._leader == other.name
-    tell(other, honest)
+    announce_to(other, honest)
     assert other._leader == leader.name

@@ -27,7 +27,7 @@ from cydist.stores.protocol import (
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
     Op,
-    Request,
+    StoreRequest,
     encode_request,
 )
 
@@ -81,7 +81,7 @@ def test_other_job_is_refused(master: TCPStore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_garbage_costs_a_stranger_its_connection(master: TCPStore, seed: int) -> None:
+def test_garbage_costs_a_client_its_connection(master: TCPStore, seed: int) -> None:
     """Random bytes, as many as they are, get the sender closed; members notice nothing."""
     random_bytes = random.Random(seed).randbytes(random.Random(seed).randint(192, 5000))
     with raw(master.port) as sock:
@@ -93,7 +93,7 @@ def test_garbage_costs_a_stranger_its_connection(master: TCPStore, seed: int) ->
 
 def test_request_before_the_handshake_is_not_run(master: TCPStore) -> None:
     """A outsider's perfectly formed request changes nothing."""
-    request = encode_request(Request(Op.SET, (b"key",), (b"x" * 300,)))
+    request = encode_request(StoreRequest(Op.SET, (b"key",), (b"x" * 300,)))
     with raw(master.port) as sock:
         sock.sendall(request)
         read_to_end(sock)
@@ -164,8 +164,8 @@ def test_server_survives_without_descriptors() -> None:
         LENGTH.pack(2**32 - 1),
         LENGTH.pack(4) + b"\xff\xff\xff\xff",
         LENGTH.pack(0),
-        encode_request(Request(Op.NUM_KEYS)) * 2,
-        encode_request(Request(Op.QUEUE_POP, (), (), True, 1.0)),
+        encode_request(StoreRequest(Op.NUM_KEYS)) * 2,
+        encode_request(StoreRequest(Op.QUEUE_POP, (), (), True, 1.0)),
     ],
     ids=["too-long", "longest", "malformed", "empty", "two-at-once", "no-queue"],
 )
@@ -224,7 +224,7 @@ def test_full_store_says_so_and_lives(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_full_store_serves_the_others(monkeypatch: pytest.MonkeyPatch, master: TCPStore) -> None:
     """A member that fills the store up to its cap gets an error; others read, count and write
     what they had."""
-    monkeypatch.setattr(master._lease.server.table, "limit_bytes", 1_000_000)
+    monkeypatch.setattr(master._refcount.server.table, "limit_bytes", 1_000_000)
     with contextlib.closing(TCPStore(HOST, master.port, timeout=WAIT)) as greedy:
         master.set("mine", "before")
         master.add("count", 1)
@@ -252,7 +252,7 @@ def test_tiny_keys_count_too() -> None:
     taken = 0
     with contextlib.suppress(DistStoreError):
         for i in range(10_000):
-            table.execute(Request(Op.SET, (b"%d" % i,), (b"",)))
+            table.execute(StoreRequest(Op.SET, (b"%d" % i,), (b"",)))
             taken = i + 1
     assert 100 < taken < 1_000
     assert table.used_bytes <= 100_000
@@ -263,7 +263,7 @@ def test_waiting_costs_no_threads(master: TCPStore) -> None:
     before = threading.active_count()
     waiting = [member(master.port) for _ in range(50)]
     for sock in waiting:
-        sock.sendall(encode_request(Request(Op.GET, (b"key",), (), True, WAIT)))
+        sock.sendall(encode_request(StoreRequest(Op.GET, (b"key",), (), True, WAIT)))
     assert threading.active_count() <= before
     master.set("key", "v")
     for sock in waiting:

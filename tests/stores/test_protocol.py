@@ -14,8 +14,8 @@ from cydist.stores.protocol import (
     LENGTH,
     Op,
     Reply,
-    Request,
-    Status,
+    ReplyStatus,
+    StoreRequest,
     decode_reply,
     decode_request,
     encode_reply,
@@ -23,7 +23,7 @@ from cydist.stores.protocol import (
 )
 
 requests = st.builds(
-    lambda op, keys, values, block, timeout: Request(
+    lambda op, keys, values, block, timeout: StoreRequest(
         op, tuple(keys), tuple(values), block and op in BLOCKING, timeout
     ),
     st.sampled_from(Op),
@@ -34,13 +34,13 @@ requests = st.builds(
 )
 replies = st.builds(
     lambda status, items: Reply(status, tuple(items)),
-    st.sampled_from(Status),
+    st.sampled_from(ReplyStatus),
     st.lists(st.binary(max_size=50), max_size=5),
 )
 
 
 @given(requests)
-def test_requests_survive_the_wire(request: Request) -> None:
+def test_requests_survive_the_wire(request: StoreRequest) -> None:
     """decode(encode(request)) is the request."""
     frame = encode_request(request)
     assert LENGTH.unpack_from(frame) == (len(frame) - LENGTH.size,)
@@ -64,7 +64,7 @@ def test_garbage_is_no_request(data: bytes) -> None:
 
 
 @given(requests, st.data())
-def test_changed_requests_never_crash_a_table(request: Request, data: st.DataObject) -> None:
+def test_changed_requests_never_crash_a_table(request: StoreRequest, data: st.DataObject) -> None:
     """A mutated request is refused or runs: a table raises nothing but DistStoreError."""
     body = bytearray(encode_request(request)[LENGTH.size :])
     for _ in range(data.draw(st.integers(1, 3))):
@@ -78,7 +78,7 @@ def test_changed_requests_never_crash_a_table(request: Request, data: st.DataObj
 
 
 @given(st.lists(requests, max_size=30))
-def test_account_of_memory_adds_up(sequence: list[Request]) -> None:
+def test_account_of_memory_adds_up(sequence: list[StoreRequest]) -> None:
     """After any requests, deleting and popping everything brings the account back to zero."""
     table = KeyValueTable()
     keys = {key for request in sequence for key in request.keys}
@@ -87,7 +87,7 @@ def test_account_of_memory_adds_up(sequence: list[Request]) -> None:
             if table.awaits(request) is None:
                 table.execute(request)
     for key in keys:
-        table.execute(Request(Op.DELETE, (key,)))
-        while table.execute(Request(Op.QUEUE_LEN, (key,))) != (b"0",):
-            table.execute(Request(Op.QUEUE_POP, (key,)))
+        table.execute(StoreRequest(Op.DELETE, (key,)))
+        while table.execute(StoreRequest(Op.QUEUE_LEN, (key,))) != (b"0",):
+            table.execute(StoreRequest(Op.QUEUE_POP, (key,)))
     assert table.used_bytes == 0

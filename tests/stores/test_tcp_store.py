@@ -170,7 +170,7 @@ def test_listening_socket_must_have_the_port() -> None:
         assert listener.getsockname()[0] == HOST
 
 
-def test_tenants_share_a_server(master: TCPStore) -> None:
+def test_several_stores_share_a_server(master: TCPStore) -> None:
     """With multi_tenant several masters of one process serve one port; the last closes it."""
     first = TCPStore(HOST, 0, None, True, multi_tenant=True)
     second = TCPStore(HOST, first.port, None, True, multi_tenant=True)

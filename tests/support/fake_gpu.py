@@ -135,7 +135,7 @@ def copying(into: Array, source: Array) -> Callable[[], None]:
 
 def strided(array: Array) -> np.ndarray:
     """The memory of an Array as numpy sees it, its elements as words or bytes."""
-    shape, strides, word = array_libraries.words(array)
+    shape, strides, word = array_libraries.as_words(array)
     start, end = array.extent
     memory = (ctypes.c_ubyte * (end - start)).from_address(start)
     return np.ndarray(shape, f"V{word}", memory, array.address - start, strides)

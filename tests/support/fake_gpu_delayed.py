@@ -200,7 +200,7 @@ def install(patch: pytest.MonkeyPatch, order: str | int, slot_bytes: int) -> Lat
     patch.setattr(pinned_pipeline, "SMALLEST_BYTES", 1)
     patch.setattr(pinned_pipeline, "_idle", {})
     patch.setattr(pinned_pipeline, "_lingering", [])
-    array_libraries.use(made)
+    array_libraries.register(made)
     return made
 
 

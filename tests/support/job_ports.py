@@ -22,7 +22,7 @@ from cydist.stores import TCPStore
 
 JOB = "test"
 
-Place = tuple[str, int]
+SocketAddress = tuple[str, int]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Service:
     use             a member that is there uses it, another comes; both see that it is right
     """
 
-    place: Place
+    place: SocketAddress
     channel: bytes
     claim: bytes
     pending_peers: Callable[[], int]
@@ -66,8 +66,8 @@ def store_service() -> Iterator[Service]:
             with closing(TCPStore("127.0.0.1", master.port, timeout=DEADLINE, job=JOB)) as other:
                 assert other.add("uses", 1) == 2 * count
 
-        assert master._lease is not None
-        pending_peers = master._lease.server.pending_peers
+        assert master._refcount is not None
+        pending_peers = master._refcount.server.pending_peers
         yield Service(("127.0.0.1", master.port), b"store", b"", pending_peers, use)
     auth.forget_secret()
 
@@ -106,7 +106,7 @@ def read_to_end(sock: socket.socket) -> bytes:
     return data
 
 
-def listening(pid: int) -> set[Place]:
+def listening(pid: int) -> set[SocketAddress]:
     """Where a process listens, by the kernel's own tables."""
     own = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():

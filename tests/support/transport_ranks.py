@@ -73,7 +73,7 @@ class Group:
         """As a backend does: a timeout is told when it has been looked into."""
         try:
             self.native.run(*args, **kwargs)
-        except _native.Failure as failure:
+        except _native.CallError as failure:
             if failure.status == "timeout":
                 self.native.fail("timeout")
             raise
@@ -165,7 +165,7 @@ def status_of(message: _native.Message) -> str:
     assert message.test()
     try:
         message.check()
-    except _native.Failure as failure:
+    except _native.CallError as failure:
         return str(failure.status)
     return "ok"
 

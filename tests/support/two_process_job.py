@@ -26,7 +26,7 @@ dist.init_process_group(
 """
 
 
-class Beside:
+class TwoProcessJob:
     """Rank 1, a process that joins the job and then runs `program` (with JOIN's imports).
 
     Use as a context manager: in the end the process is gone, and its pipes are closed.
@@ -40,7 +40,7 @@ class Beside:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> TwoProcessJob:
         return self
 
     def __exit__(self, *error: object) -> None:

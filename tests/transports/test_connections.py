@@ -81,7 +81,7 @@ def test_no_connection_before_the_first_message(tcp: Callable[[int], Ranks]) -> 
     assert made(world) == [0, 0, 0]
 
 
-def test_only_those_who_talk_connect(tcp: Callable[[int], Ranks]) -> None:
+def test_only_ranks_that_send_connect(tcp: Callable[[int], Ranks]) -> None:
     """A message from 0 to 1 leaves 2 without a connection."""
     world = tcp(3)
     groups = world.group()
@@ -107,7 +107,7 @@ def test_one_connection_when_all_start_at_once(tcp: Callable[[int], Ranks], turn
     assert made(world) == [3, 3, 3, 3]
 
 
-def test_who_waits_finds_a_dead_peer_without_a_message(tcp: Callable[[int], Ranks]) -> None:
+def test_a_waiting_rank_finds_a_dead_peer_without_a_message(tcp: Callable[[int], Ranks]) -> None:
     """A rank that nobody can reach any more is lost, with a reason that names it."""
     world = tcp(2)
     groups = world.group()
@@ -206,7 +206,7 @@ def test_ranks_that_meet_in_a_file_listen_where_they_are_told(
 
 def test_both_families_of_an_interface() -> None:
     """An interface is listened to at all of its addresses."""
-    found = interfaces.of_interface("lo")
+    found = interfaces.interface_addresses("lo")
     assert "127.0.0.1" in found
     assert ("::1" in found) == has_ipv6()
 
@@ -250,12 +250,12 @@ def test_other_job_is_refused(tcp: Callable[[int], Ranks]) -> None:
     world = tcp(2)
     with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as outsider:
         endpoints = auth.endpoints_of(outsider, accepted=False)
-        shake = auth.ClientHandshake(
+        handshake = auth.ClientHandshake(
             SECRET, CHANNEL, "other", CLAIM.pack(1, 0, 0), endpoints=endpoints
         )
-        outsider.sendall(shake.receive(outsider.recv(shake.needs, socket.MSG_WAITALL)))
+        outsider.sendall(handshake.receive(outsider.recv(handshake.needs, socket.MSG_WAITALL)))
         with pytest.raises(auth.AuthenticationError, match="different jobs"):
-            shake.receive(outsider.recv(shake.needs, socket.MSG_WAITALL))
+            handshake.receive(outsider.recv(handshake.needs, socket.MSG_WAITALL))
     assert made(world) == [0, 0]
 
 
@@ -269,8 +269,8 @@ def test_wrong_claims_are_refused(tcp: Callable[[int], Ranks], claim: bytes) -> 
     world = tcp(2)
     with socket.create_connection(endpoint(world.connections[0]), DEADLINE) as member:
         endpoints = auth.endpoints_of(member, accepted=False)
-        shake = auth.ClientHandshake(SECRET, CHANNEL, "test", claim, endpoints=endpoints)
-        member.sendall(shake.receive(member.recv(shake.needs, socket.MSG_WAITALL)))
+        handshake = auth.ClientHandshake(SECRET, CHANNEL, "test", claim, endpoints=endpoints)
+        member.sendall(handshake.receive(member.recv(handshake.needs, socket.MSG_WAITALL)))
         assert member.recv(4096) == b""
     assert made(world) == [0, 0]
 
@@ -355,10 +355,10 @@ def test_report_that_fails_is_no_report(tcp: Callable[[int], Ranks]) -> None:
     def fails(context: int) -> PeerStatus:
         raise UnicodeError("a source that is none")
 
-    world.connections[0].reporter = fails
+    world.connections[0].status_of = fails
     limit = time.monotonic() + DEADLINE
     with pytest.raises((DistError, OSError)):
-        world.connections[1].ask(0, 1, limit)
+        world.connections[1].query(0, 1, limit)
     got = np.zeros(1)
     groups = world.group()
     run(lambda: done(groups[1].isend(np.ones(1), 0, 0)), lambda: done(groups[0].irecv(got, 1, 0)))

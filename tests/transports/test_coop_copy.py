@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_out_of_reach import out_of_reach
 from transport_ranks import Group, Ranks, done, free_port, run, soon
+from unreadable_memory import unreadable
 
 ROOT = Path(__file__).parents[2]
 PAGE = 4096
@@ -138,8 +138,8 @@ def test_memory_out_of_reach(pair: list[Group], whose: str) -> None:
     """Where one side's memory cannot be reached the message goes through the ring, and so do
     the next."""
     for seq in range(3):
-        sent = out_of_reach(LONG) if whose == "sender" and seq == 0 else np.empty(LONG, np.float32)
-        got = out_of_reach(LONG) if whose == "receiver" and seq == 0 else np.empty_like(sent)
+        sent = unreadable(LONG) if whose == "sender" and seq == 0 else np.empty(LONG, np.float32)
+        got = unreadable(LONG) if whose == "receiver" and seq == 0 else np.empty_like(sent)
         sent[:] = np.arange(LONG) % 1000 + seq
         got[:] = -1
         done(pair[0].isend(sent, 1, seq), pair[1].irecv(got, 0, seq))

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from transport_ranks import DEADLINE, Group, Ranks, free_port, run, soon
-from two_process_job import Beside
+from two_process_job import TwoProcessJob
 
 import cydist as dist
 from cydist import _native
@@ -236,7 +236,7 @@ def test_sockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_cannot_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups with it use sockets, groups without it windows."""
     places = iter([b"here", b"here", b"elsewhere"])
-    monkeypatch.setattr(shm_setup, "place", lambda: next(places))
+    monkeypatch.setattr(shm_setup, "memory_domain", lambda: next(places))
 
     def body(rank: int) -> tuple[int, bool, bool]:
         x = np.ones(1)
@@ -254,7 +254,7 @@ def test_shm_is_a_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     """CYDIST_TRANSPORT=shm among ranks that cannot share is an error that names them."""
     monkeypatch.setenv("CYDIST_TRANSPORT", "shm")
     places = iter([b"here", b"there"])
-    monkeypatch.setattr(shm_setup, "place", lambda: next(places))
+    monkeypatch.setattr(shm_setup, "memory_domain", lambda: next(places))
     with pytest.raises(RendezvousError, match="cannot share memory with ranks") as caught:
         run_threads(lambda rank: None, 2, "tcp")
     assert caught.value.ranks in ((0,), (1,))
@@ -311,10 +311,10 @@ def test_memory_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waits_alone(link: _native.Link) -> str:
-    """How a collective of two ranks ends in which the other does nothing: a Failure's status."""
+    """How a collective of two ranks ends in which the other does nothing: a CallError's status."""
     group = _native.Group(link, [0, 1], 0, 7)
     array = _native.asarray(np.ones(3))
-    with pytest.raises(_native.Failure) as caught:
+    with pytest.raises(_native.CallError) as caught:
         group.run(
             "all_reduce", [array], [array], algorithm=b"flat", op=SUM, count=3,
             deadline_ns=soon(0.2), seq=1,
@@ -323,7 +323,7 @@ def waits_alone(link: _native.Link) -> str:
     return str(caught.value.status)
 
 
-def test_who_has_not_come_yet_is_not_dead() -> None:
+def test_a_rank_that_has_not_come_yet_is_not_dead() -> None:
     """A rank that is first waits for one whose process has not mapped the memory yet."""
     with closing(Ranks("tcp", 2)) as ranks:
         link = _native.ShmLink(ranks.links[0], memory(), dict.fromkeys((0, 1), os.getpid()))
@@ -352,7 +352,7 @@ def descriptors() -> set[tuple[str, str]]:
     return found
 
 
-def test_who_looks_for_the_dead_opens_nothing(tmp_path: Path) -> None:
+def test_looking_for_dead_ranks_opens_nothing(tmp_path: Path) -> None:
     """A neighbour's process is known from the beginning, before its number can be another's."""
 
     def body() -> set[tuple[str, str]]:
@@ -371,11 +371,11 @@ def test_who_looks_for_the_dead_opens_nothing(tmp_path: Path) -> None:
         print(file=other.process.stdin, flush=True)
         return opened
 
-    with Beside(tmp_path, NEIGHBOUR) as other:
+    with TwoProcessJob(tmp_path, NEIGHBOUR) as other:
         assert other.rank_0(body) == set()
 
 
-def test_without_descriptors_nobody_is_dead(world: Ranks) -> None:
+def test_without_descriptors_no_rank_is_dead(world: Ranks) -> None:
     """A rank that cannot open another's process, for lack of descriptors, goes on waiting."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.dup(0)

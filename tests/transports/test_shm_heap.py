@@ -22,7 +22,7 @@ def two_parts() -> tuple[_native.SharedMemory, list[_native.Heap]]:
     return memory, [memory.heap(place) for place in range(2)]
 
 
-def view(held: _native.Held) -> np.ndarray:
+def view(held: _native.HeapBuffer) -> np.ndarray:
     return np.frombuffer(held, np.uint8)
 
 
@@ -38,9 +38,9 @@ def test_what_is_held_never_overlaps(steps: list[int]) -> None:
     A number below zero drops one of those that are held.
     """
     _memory, heaps = two_parts()
-    held: list[tuple[_native.Held, int]] = []
-    one: _native.Held | None
-    made: _native.Held | None
+    held: list[tuple[_native.HeapBuffer, int]] = []
+    one: _native.HeapBuffer | None
+    made: _native.HeapBuffer | None
     for number, step in enumerate(steps):
         if step < 0:
             if held:

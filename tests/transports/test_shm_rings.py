@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transport_ranks import DEADLINE, Group, Ranks, done, run, soon, status_of
-from two_process_job import Beside
+from two_process_job import TwoProcessJob
 
 import cydist as dist
 from cydist import _native
@@ -268,12 +268,12 @@ def wake_each_other(world: Ranks, pair: list[Group]) -> None:
     run(lambda: side(0), lambda: side(1))
 
 
-def test_a_sleeper_is_woken(world: Ranks, pair: list[Group]) -> None:
+def test_a_sleeping_rank_is_woken(world: Ranks, pair: list[Group]) -> None:
     """Whenever a message comes, it is heard."""
     wake_each_other(world, pair)
 
 
-def test_who_wakes_another_opens_nothing(world: Ranks, pair: list[Group]) -> None:
+def test_waking_another_rank_opens_nothing(world: Ranks, pair: list[Group]) -> None:
     """The bells of two ranks are open once they have talked: a full table harms nobody later."""
     for sender in (0, 1):
         done(pair[sender].isend(pattern(8), 1 - sender, 3))
@@ -283,7 +283,7 @@ def test_who_wakes_another_opens_nothing(world: Ranks, pair: list[Group]) -> Non
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_sleeper_that_waits_for_room_is_woken(world: Ranks, pair: list[Group]) -> None:
+def test_a_rank_that_sleeps_until_there_is_room_is_woken(world: Ranks, pair: list[Group]) -> None:
     """A sender that sleeps because the ring is full goes on when the receiver begins to read."""
     a, b = pair
     asleep = threading.Event()
@@ -317,7 +317,7 @@ def test_what_was_written_before_leaving_arrives(world: Ranks, pair: list[Group]
     assert status_of(last) == "peer_lost"
 
 
-def test_a_leaver_that_had_more_to_write_is_lost(world: Ranks, pair: list[Group]) -> None:
+def test_a_departed_rank_that_had_more_to_write_is_lost(world: Ranks, pair: list[Group]) -> None:
     """Half a message is never given to anybody."""
     a, b = pair
     sends = [a.isend(pattern(60_000, seed), 1, 5) for seed in range(20)]
@@ -344,7 +344,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_what_a_dead_rank_had_written_arrives(tmp_path: Path) -> None:
     """First its messages, then PeerFailedError."""
-    with Beside(tmp_path, DIES) as other:
+    with TwoProcessJob(tmp_path, DIES) as other:
 
         def body() -> list[int]:
             other.process.wait(30)

@@ -167,7 +167,7 @@ def test_other_size_is_a_mismatch(ranks: Callable[..., Ranks], nbytes: int, firs
         receive, send = b.irecv(got, 0, 5), a.isend(pattern(nbytes), 1, 5)
     run(lambda: send.wait(soon()), lambda: receive.wait(soon()))
     send.check()
-    with pytest.raises(_native.Failure) as failed:
+    with pytest.raises(_native.CallError) as failed:
         receive.check()
     assert failed.value.status == "mismatch"
     assert f"({nbytes} bytes)" in failed.value.theirs
@@ -181,7 +181,7 @@ def test_other_dtype_is_a_mismatch(ranks: Callable[..., Ranks], nbytes: int) -> 
     send = a.isend(pattern(nbytes).view(np.float32), 1, 5)
     receive = b.irecv(np.zeros(nbytes // 4, np.int32), 0, 5)
     run(lambda: send.wait(soon()), lambda: receive.wait(soon()))
-    with pytest.raises(_native.Failure, match="mismatch") as failed:
+    with pytest.raises(_native.CallError, match="mismatch") as failed:
         receive.check()
     assert "float32" in failed.value.theirs
 
@@ -290,7 +290,7 @@ def test_what_was_sent_before_leaving_arrives(ranks: Callable[..., Ranks]) -> No
     assert got[0] == 7
 
 
-def test_others_are_untouched_by_a_leaver(ranks: Callable[..., Ranks]) -> None:
+def test_others_are_untouched_by_a_departed_rank(ranks: Callable[..., Ranks]) -> None:
     """The ranks that stay go on talking, to anyone who is left."""
     world = ranks(3)
     groups = world.group()

@@ -30,6 +30,8 @@ CASES = {
 
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm", "derived"])
 @pytest.mark.parametrize(("call", "limit"), CASES.values(), ids=CASES)
-def test_of_a_message(jobs: Any, transport: str, call: Any, limit: float | None) -> None:
+def test_an_unreceived_message_times_out(
+    jobs: Any, transport: str, call: Any, limit: float | None
+) -> None:
     """Sending ends when its timeout has passed, wherever that comes from."""
     late(jobs, transport, call, limit)

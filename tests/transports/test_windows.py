@@ -48,7 +48,7 @@ class TestWindows:
         run(*[lambda rank=rank: sum_up(rank) for rank in range(3)])
         assert wrong == []
 
-    def test_late_rank_wakes_the_sleepers(self, world: Ranks, algorithm: bytes) -> None:
+    def test_a_late_rank_wakes_the_sleeping_ones(self, world: Ranks, algorithm: bytes) -> None:
         """A barrier that has gone to sleep ends soon after the last rank comes."""
         groups = world.group()
         slept = threading.Event()
@@ -66,7 +66,7 @@ class TestWindows:
     def test_deadline(self, world: Ranks, algorithm: bytes) -> None:
         """A barrier that one rank never enters ends at its deadline."""
         groups = world.group()
-        with pytest.raises(_native.Failure, match="timeout"):
+        with pytest.raises(_native.CallError, match="timeout"):
             self.barrier(groups[0], algorithm, 1, limit=0.1)
 
     def test_leaver(self, world: Ranks, algorithm: bytes) -> None:
@@ -75,7 +75,7 @@ class TestWindows:
         world.leave(2)
 
         def enter(rank: int) -> None:
-            with pytest.raises(_native.Failure, match="peer_lost"):
+            with pytest.raises(_native.CallError, match="peer_lost"):
                 self.barrier(groups[rank], algorithm, 1)
 
         run(lambda: enter(0), lambda: enter(1))
@@ -84,7 +84,7 @@ class TestWindows:
         """A barrier in one group does not let another group's barrier pass."""
         one, other = world.group(context=1), world.group(context=2)
         run(*[lambda r=r: self.barrier(one[r], algorithm, 1) for r in range(3)])
-        with pytest.raises(_native.Failure, match="timeout"):
+        with pytest.raises(_native.CallError, match="timeout"):
             self.barrier(other[0], algorithm, 1, limit=0.05)
 
 
@@ -125,7 +125,7 @@ def test_rank_of_a_hub_is_taken_once() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["who asked leaves first", "who asked leaves last"])
-def test_windows_go_when_all_have_left_whoever_asked_for_them(first: int) -> None:
+def test_windows_go_when_all_have_left(first: int) -> None:
     """A group whose other member never had a collective keeps no memory: 256 KiB a rank."""
 
     def mapped_kb() -> int:

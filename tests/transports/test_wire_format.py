@@ -168,7 +168,7 @@ def test_broken_frames_lose_the_peer(
         HEADER.pack(MAGIC, FAREWELL, 0, 0, 0, 0, 0, 77, 0, 0, bytes(40)),
     ],
     ids=[
-        "answer to nothing", "unknown answer", "withdrawal of nothing", "credit of bytes",
+        "cts to nothing", "unknown cts", "withdrawal of nothing", "credit of bytes",
         "offers of one name", "message to no group", "offer to no group", "farewell to no group",
     ],
 )  # fmt: skip
@@ -188,10 +188,10 @@ def test_idle_frames_change_nothing(
 
 
 @pytest.mark.parametrize("nbytes", [0, 11, 1 << 20, 1 << 63])
-def test_data_that_does_not_fit_its_offer_loses_the_peer(
+def test_data_that_does_not_fit_its_rts_loses_the_peer(
     pair: tuple[_native.TcpLink, socket.socket], nbytes: int
 ) -> None:
-    """Of an offer of 10 bytes, more, or a frame of none, ends the connection and is not written."""
+    """After an RTS of 10 bytes, more or an empty frame ends the connection; nothing is written."""
     link, peer = pair
     group = Group(_native.Group(link, [0, 1], 0, 1))
     memory = np.zeros(100, np.uint8)
@@ -199,8 +199,8 @@ def test_data_that_does_not_fit_its_offer_loses_the_peer(
     receive = group.irecv(memory[:10], 1, 5)
     peer.sendall(HEADER.pack(MAGIC, RTS, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
     run(lambda: receive.wait(soon(0.05)))
-    answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
-    peer.sendall(header(DATA, nbytes=nbytes, other=answer[8]) + b"x" * min(nbytes, 50))
+    cts = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    peer.sendall(header(DATA, nbytes=nbytes, other=cts[8]) + b"x" * min(nbytes, 50))
     receive.wait(soon())
     assert status_of(receive) == "peer_lost"
     assert not memory.any()
@@ -214,24 +214,24 @@ def test_goodbye_in_the_middle_of_a_message(pair: tuple[_native.TcpLink, socket.
     receive = group.irecv(np.zeros(10, np.uint8), 1, 5)
     peer.sendall(HEADER.pack(MAGIC, RTS, 0, 0, 1, 5, 10, 9, 0, 0, fingerprint))
     run(lambda: receive.wait(soon(0.05)))
-    answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
-    peer.sendall(header(DATA, nbytes=4, other=answer[8]) + b"abcd" + header(GOODBYE))
+    cts = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    peer.sendall(header(DATA, nbytes=4, other=cts[8]) + b"abcd" + header(GOODBYE))
     peer.close()
     receive.wait(soon())
     assert status_of(receive) == "peer_lost"
     assert link.lost(1) == "it closed its connections and left"
 
 
-def test_offer_of_any_size_takes_no_memory(pair: tuple[_native.TcpLink, socket.socket]) -> None:
-    """An offer of 2**60 bytes is compared with the receive before any memory is taken."""
+def test_an_rts_of_any_size_takes_no_memory(pair: tuple[_native.TcpLink, socket.socket]) -> None:
+    """An RTS of 2**60 bytes is compared with the receive before any memory is taken."""
     link, peer = pair
     group = Group(_native.Group(link, [0, 1], 0, 1))
     peer.sendall(header(RTS, tag=5, nbytes=1 << 60))
     receive = group.irecv(np.zeros(3, np.uint8), 1, 5)
     receive.wait(soon())
     assert status_of(receive) == "mismatch"
-    answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
-    assert answer[1] == CTS
+    cts = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    assert cts[1] == CTS
 
 
 def test_vanished_peer(pair: tuple[_native.TcpLink, socket.socket]) -> None:
@@ -258,10 +258,10 @@ def test_cancelled_half_written_send_keeps_the_stream_whole(
     group = Group(_native.Group(link, [0, 1], 0, 1))
     data = np.arange(8_000_000, dtype=np.uint8)
     send = group.isend(data, 1, 5)
-    offer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
-    assert (offer[1], offer[6]) == (RTS, data.nbytes)
-    answer = HEADER.pack(MAGIC, CTS, 0, 0, 0, 0, 0, offer[7], 77, 0, bytes(40))
-    peer.sendall(answer)
+    rts = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
+    assert (rts[1], rts[6]) == (RTS, data.nbytes)
+    cts = HEADER.pack(MAGIC, CTS, 0, 0, 0, 0, 0, rts[7], 77, 0, bytes(40))
+    peer.sendall(cts)
     frame = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
     assert (frame[1], frame[8]) == (DATA, 77)
     send.cancel()
@@ -272,7 +272,7 @@ def test_cancelled_half_written_send_keeps_the_stream_whole(
         rest += peer.recv(frame[6] - len(rest))
     assert rest == sent
     withdrawal = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL))
-    assert (withdrawal[1], withdrawal[7]) == (5, offer[7])
+    assert (withdrawal[1], withdrawal[7]) == (5, rts[7])
 
 
 @pytest.mark.parametrize("stage", ["offered", "half arrived"])
@@ -289,12 +289,12 @@ def test_cancelled_receive_discards_what_comes(
     while True:
         receive.test()
         try:
-            answer = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL | socket.MSG_DONTWAIT))
+            cts = HEADER.unpack(peer.recv(96, socket.MSG_WAITALL | socket.MSG_DONTWAIT))
             break
         except BlockingIOError:
             continue
-    assert answer[1] == CTS
-    data = header(DATA, nbytes=1000, other=answer[8]) + b"x" * 1000
+    assert cts[1] == CTS
+    data = header(DATA, nbytes=1000, other=cts[8]) + b"x" * 1000
     if stage == "half arrived":
         peer.sendall(data[:500])
         eventually(lambda: bool(receive.test() or memory.any()))
@@ -356,7 +356,7 @@ def test_second_connection_of_a_lane_is_not_taken(
 
 
 def test_what_comes_for_a_group_that_has_ended(pair: tuple[_native.TcpLink, socket.socket]) -> None:
-    """A message is dropped, an offer sent back, and a notice answered by a farewell."""
+    """A message is dropped, an RTS sent back, a control message answered by a departure notice."""
     link, peer = pair
     ended, other = (Group(_native.Group(link, [0, 1], 0, context)) for context in (1, 2))
     ended.native.close()
@@ -370,7 +370,7 @@ def test_what_comes_for_a_group_that_has_ended(pair: tuple[_native.TcpLink, sock
     done(receive)
     assert link.statistics()["arrived"] == 0
     answers = [HEADER.unpack(peer.recv(HEADER.size, socket.MSG_WAITALL)) for _ in range(4)]
-    kinds, names = [answer[1] for answer in answers], [answer[7] for answer in answers]
+    kinds, names = [cts[1] for cts in answers], [cts[7] for cts in answers]
     assert ([CTS, FAREWELL, CTS, FAREWELL], [1] * 4) == (kinds, names)
 
 
@@ -379,7 +379,7 @@ U8 = struct.pack("=QQBBBBiIIQ", 0, 1, 0, 3, 0, 0, -1, 0, 0, 0)  # of a message o
 
 
 @pytest.mark.parametrize("source", [1, -1], ids=["by name", "from anyone"])
-def test_a_farewell_is_behind_what_came_by_its_lane(lanes: Any, source: int) -> None:
+def test_a_departure_notice_follows_the_messages_of_its_lane(lanes: Any, source: int) -> None:
     """What its rank sent by another lane may still be under way, and is waited for."""
     link, ends = lanes(2)
     group = Group(_native.Group(link, [0, 1], 0, 1))
@@ -397,7 +397,7 @@ def test_a_farewell_is_behind_what_came_by_its_lane(lanes: Any, source: int) -> 
 
 @pytest.mark.parametrize("tag", [0, 1])
 @pytest.mark.parametrize("first", [0, 1])
-def test_every_lane_brings_its_farewell(lanes: Any, tag: int, first: int) -> None:
+def test_every_lane_brings_its_departure_notice(lanes: Any, tag: int, first: int) -> None:
     """In any order, though nobody else is left."""
     link, ends = lanes(2)
     group = Group(_native.Group(link, [0, 1], 0, 1))
@@ -410,7 +410,7 @@ def test_every_lane_brings_its_farewell(lanes: Any, tag: int, first: int) -> Non
         assert status_of(receive) == "peer_lost"
 
 
-def test_who_said_farewell_by_one_lane_is_asked_again(lanes: Any) -> None:
+def test_who_departed_on_one_lane_is_queried_again(lanes: Any) -> None:
     """By who waits for anyone: the other lane may have been made since."""
     link, ends = lanes(3)
     group = Group(_native.Group(link, [0, 1, 2], 0, 1))
@@ -418,18 +418,18 @@ def test_who_said_farewell_by_one_lane_is_asked_again(lanes: Any) -> None:
     ends[1, 0].sendall(FAREWELLS[0])
     eventually(lambda: receive.test() or group.native.has_left(1))
 
-    def answer() -> None:
+    def cts() -> None:
         for peer in (1, 2):
             asked, _, _ = select.select([ends[peer, lane] for lane in (0, 1)], [], [], DEADLINE)
             assert asked, f"rank {peer} is not asked"
             for lane in (0, 1):
                 ends[peer, lane].sendall(FAREWELLS[lane])
 
-    run(lambda: receive.wait(soon()), answer)
+    run(lambda: receive.wait(soon()), cts)
     assert status_of(receive) == "peer_lost"
 
 
-def test_a_farewell_has_a_bit_for_each_lane() -> None:
+def test_a_departure_notice_has_a_bit_for_each_lane() -> None:
     """So there are no more lanes than bits."""
     _native.TcpLink(0, 2, 64).close()
     for lanes in (0, 65):
@@ -437,7 +437,7 @@ def test_a_farewell_has_a_bit_for_each_lane() -> None:
             _native.TcpLink(0, 2, lanes)
 
 
-def test_a_farewell_behind_a_probe_is_received(lanes: Any) -> None:
+def test_a_departure_notice_after_a_probe_is_received(lanes: Any) -> None:
     """Which this rank, whose receive of notices it has filled, has not looked at yet."""
     link, ends = lanes(2)
     group = Group(_native.Group(link, [0, 1], 0, 1))

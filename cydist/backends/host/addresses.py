@@ -7,14 +7,14 @@ import socket
 from typing import Any, NamedTuple
 
 from cydist.errors import DistNetworkError, RendezvousError
-from cydist.net.interfaces import boot_id, public_address, resolve, towards
+from cydist.net.interfaces import address_towards, boot_id, public_address, resolve
 
 MAX_BYTES = 65536
 
 SocketAddress = tuple[str, int]  # numeric host, port
 
 
-def of_host(host: str) -> list[str]:
+def resolve_host(host: str) -> list[str]:
     """Return the numeric addresses of a host name. Raises DistNetworkError if it has none."""
     try:
         answers = resolve(host, 0)
@@ -35,12 +35,12 @@ def where_to_listen(store: Any, deadline: float | None = None) -> str:
         store = below
     host = getattr(store, "host", None)  # a TCPStore's, cydist's or torch's
     if isinstance(host, str):
-        return towards(host, deadline)
+        return address_towards(host, deadline)
     # A HashStore, cydist's or torch's: its users are threads of one process.
     return "127.0.0.1" if type(store).__name__ == "HashStore" else public_address()
 
 
-def spelled(endpoint: SocketAddress) -> str:
+def host_port(endpoint: SocketAddress) -> str:
     """Return host:port for messages."""
     host, port = endpoint
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -91,10 +91,10 @@ def _lane(*words: str) -> list[SocketAddress]:
     """Return the addresses in host, port, host, port ... Raises ValueError for anything that a
     socket cannot connect to."""
     pairs = zip(words[::2], words[1::2], strict=True)
-    return [_endpoint(host, int(port)) for host, port in pairs]
+    return [_socket_address(host, int(port)) for host, port in pairs]
 
 
-def _endpoint(host: str, port: int) -> SocketAddress:
+def _socket_address(host: str, port: int) -> SocketAddress:
     """Return an address that a socket can connect to. Raises ValueError for anything else."""
     if not (host.isascii() and host.isprintable() and 0 < port < 65536):
         raise ValueError(f"no address {host!r}, port {port!r}")

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 WHOLE_BYTES = (
     16 << 20
 )  # bytes up to which an array is packed as one; a power of two, see tuning_table.choose
-PACKED_BYTES = 4 << 20  # of a piece
+CHUNK_BYTES = 4 << 20  # of a piece
 # Fingerprint.flags in abi.pxd
 EVEN, CHUNK = FLAG_BITS["EVEN"], FLAG_BITS["CHUNK"]
 PRELIMINARY, JOINED = FLAG_BITS["PRELIMINARY"], FLAG_BITS["JOINED"]
 
 
-def pieces(
+def chunks(
     group: HostGroup,
     call: Call,
     name: str,
@@ -50,11 +50,11 @@ def pieces(
     """
     if array.nbytes <= WHOLE_BYTES:
         each = array.size or 1
-    elif everywhere(group, call, array.contiguous, (name, array, _code(op)), root):
+    elif true_on_all_ranks(group, call, array.contiguous, (name, array, _code(op)), root):
         yield array
         return
     else:
-        each = PACKED_BYTES // array.itemsize or 1
+        each = CHUNK_BYTES // array.itemsize or 1
     if array.contiguous and each >= array.size:
         yield array
         return
@@ -74,7 +74,7 @@ def pieces(
             _native.unpack_part(array, piece, start)
 
 
-def everywhere(
+def true_on_all_ranks(
     group: HostGroup,
     call: Call,
     here: bool,

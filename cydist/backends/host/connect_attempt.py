@@ -27,25 +27,29 @@ class ConnectAttempt:
         self.pause = FIRST_PAUSE
         self.resume: float | None = now  # when to try the next address; None: trying now
         self.last_error = "nothing was tried"
-        self.talk: HandshakeSocket | None = None
+        self.connecting: HandshakeSocket | None = None
         self.connected = False
 
     @property
     def answered(self) -> bool:
         """Return whether this side has sent its proof, so that the peer may regard the connection
         as made."""
-        shake = None if self.talk is None else self.talk.shake
-        return isinstance(shake, ClientHandshake) and shake.answered
+        handshake = None if self.connecting is None else self.connecting.handshake
+        return isinstance(handshake, ClientHandshake) and handshake.answered
 
     @property
-    def alarm(self) -> float:
+    def next_deadline(self) -> float:
         """Return the time at which the attempt must be served next."""
         if self.resume is not None:
             return min(self.resume, self.deadline)
-        return self.deadline if self.talk is None else min(self.talk.deadline, self.deadline)
+        return (
+            self.deadline
+            if self.connecting is None
+            else min(self.connecting.deadline, self.deadline)
+        )
 
 
-def tune(sock: socket.socket) -> None:
+def set_options(sock: socket.socket) -> None:
     """Send small messages at once, and detect a vanished host within half a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

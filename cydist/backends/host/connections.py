@@ -34,14 +34,14 @@ from cydist.backends.host.connect_attempt import (
     LONGEST_PAUSE,
     ConnectAttempt,
     Key,
-    tune,
+    set_options,
 )
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 from cydist.net import auth
-from cydist.net.acceptor import Acceptor, HandshakeSocket, explained, no_descriptor
+from cydist.net.acceptor import Acceptor, HandshakeSocket, no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
-from cydist.net.interfaces import chosen, family_of, of_interface
-from cydist.waiting import LONGEST_WAIT, Rounds
+from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
+from cydist.waiting import LONGEST_WAIT, LoopGuard
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
@@ -57,7 +57,7 @@ class Connections:
                     numeric address
     job             equal on all ranks, and different for other jobs with the same secret
     secret          default: that of this process
-    reporter        set later: context -> this rank's report on that group
+    status_of       set later: comm_id -> this rank's report on that group
 
     Raises DistNetworkError when it cannot listen there.
     """
@@ -69,9 +69,9 @@ class Connections:
         self._size = size
         self._job = job
         self._secret = auth.secret() if secret is None else secret
-        names = chosen()
+        names = chosen_interfaces()
         self._chosen = bool(names)
-        places = [of_interface(name) for name in names] or [addresses.of_host(host)]
+        places = [interface_addresses(name) for name in names] or [addresses.resolve_host(host)]
         self._lanes: list[list[SocketAddress]] = []
         self._peers: list[Address] = []
         self._attempts: dict[Key, ConnectAttempt] = {}
@@ -80,8 +80,8 @@ class Connections:
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
-        self.reporter: Callable[[int], peer_status.PeerStatus] | None = None
-        also = b"" if config.INSECURE.on() else peer_status.CHANNEL
+        self.status_of: Callable[[int], peer_status.PeerStatus] | None = None
+        also = b"" if config.INSECURE.is_on() else peer_status.CHANNEL
         self._acceptor = Acceptor(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
@@ -93,7 +93,7 @@ class Connections:
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._rounds = Rounds(f"thread cydist-connections-{rank}")
+        self._loop_guard = LoopGuard(f"thread cydist-connections-{rank}")
         self._thread = threading.Thread(
             target=self._serve, name=f"cydist-connections-{rank}", daemon=True
         )
@@ -148,9 +148,9 @@ class Connections:
         self.link.share_cores(sum(peer.host == here for peer in peers))
         self._selector.register(self.link.wanted_fd, selectors.EVENT_READ)
         self._peers = peers
-        self._nudge()
+        self._wake_thread()
 
-    def trouble(self, peer: int) -> str:
+    def connect_error(self, peer: int) -> str:
         """Return why there is no connection to `peer` yet, for messages; "" if none is being
         made."""
         tries = [attempt for key, attempt in list(self._attempts.items()) if key[0] == peer]
@@ -161,27 +161,27 @@ class Connections:
         self._stopping = True
         try:
             if self._thread is not None and self._thread is not threading.current_thread():
-                self._nudge()
+                self._wake_thread()
                 self._thread.join()
         finally:  # a signal handler may raise in join
             self._close_sockets()
             self.link.close()
-            self.reporter = None
+            self.status_of = None
 
     def host_of(self, peer: int) -> str:
         """Return the name of a rank's host."""
         return self._peers[peer].host.partition("/")[0]
 
-    def ask(self, peer: int, context: int, deadline: float) -> peer_status.PeerStatus:
+    def query(self, peer: int, comm_id: int, deadline: float) -> peer_status.PeerStatus:
         """Query a peer's report on a group, and block until it answers.
 
         Raises OSError or DistError.
         """
-        return peer_status.ask(
+        return peer_status.query(
             [place for lane in self._peers[peer].lanes for place in lane],
             secret=self._secret,
             job=self._job,
-            claim=peer_status.CLAIM.pack(self._rank, peer, context),
+            claim=peer_status.CLAIM.pack(self._rank, peer, comm_id),
             deadline=deadline,
         )
 
@@ -189,7 +189,7 @@ class Connections:
         """Return how many connections are not authenticated yet."""
         return len(self._acceptor)
 
-    def _nudge(self) -> None:
+    def _wake_thread(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
 
@@ -198,8 +198,8 @@ class Connections:
         self._selector.close()
         self._acceptor.close()
         for attempt in self._attempts.values():
-            if attempt.talk is not None:
-                attempt.talk.sock.close()
+            if attempt.connecting is not None:
+                attempt.connecting.sock.close()
         self._attempts.clear()
         self._wake.close()
         self._waker.close()
@@ -214,14 +214,17 @@ class Connections:
 
     def _serve(self) -> None:
         while not self._stopping:
-            with self._rounds:
+            with self._loop_guard:
                 self._round()
 
     def _round(self) -> None:
         now = time.monotonic()
-        alarms = [now + LONGEST_WAIT, *(attempt.alarm for attempt in self._attempts.values())]
-        if self._acceptor.alarm is not None:
-            alarms.append(self._acceptor.alarm)
+        alarms = [
+            now + LONGEST_WAIT,
+            *(attempt.next_deadline for attempt in self._attempts.values()),
+        ]
+        if self._acceptor.next_deadline is not None:
+            alarms.append(self._acceptor.next_deadline)
         if self._wanted:  # a round that raised did not reach it
             alarms.append(now)
         for key, _ in self._selector.select(max(0.0, min(alarms) - now)):
@@ -230,20 +233,22 @@ class Connections:
             try:
                 self._react(key)
             except Exception as error:
-                self._rounds.note(error)  # other ranks do not wait for that
-        self._ask()
+                self._loop_guard.record(error)  # other ranks do not wait for that
+        self._start_requested()
         self._expire(time.monotonic())
 
     def _react(self, key: selectors.SelectorKey) -> None:
         if key.data is self._acceptor:
             pending = self._acceptor.react(key.fileobj)
-            if pending is not None and pending.shake.channel == CHANNEL:
-                self._admit(pending.sock, pending.shake.claim, pending.unsent)
+            if pending is not None and pending.handshake.channel == CHANNEL:
+                self._admit(pending.sock, pending.handshake.claim, pending.unsent)
             elif pending is not None:
-                shake, report = pending.shake, self.reporter
-                peer_status.answer(pending.sock, pending.unsent, shake.claim, self._rank, report)
+                handshake, report = pending.handshake, self.status_of
+                peer_status.answer(
+                    pending.sock, pending.unsent, handshake.claim, self._rank, report
+                )
         elif isinstance(key.data, ConnectAttempt):
-            if self._attempts.get(key.data.key) is key.data and key.data.talk is not None:
+            if self._attempts.get(key.data.key) is key.data and key.data.connecting is not None:
                 self._advance(key.data)
         elif key.fileobj is self._wake:
             with contextlib.suppress(OSError):
@@ -256,7 +261,7 @@ class Connections:
                 self._give_up(attempt, f"{attempt.last_error} (for {CONNECT_TIMEOUT:g} s)")
             elif attempt.resume is not None and attempt.resume <= now:
                 self._try_next(attempt, now)
-            elif attempt.talk is not None and attempt.talk.deadline <= now:
+            elif attempt.connecting is not None and attempt.connecting.deadline <= now:
                 self._failed(attempt, "no answer in time")
 
     # Incoming connections.
@@ -298,7 +303,7 @@ class Connections:
         """Give the socket to the link. Returns False if the link did not want it; it is closed
         then."""
         try:
-            tune(sock)
+            set_options(sock)
             # Not a duplicate, since there may be no descriptor left for one.
             if self.link.adopt(*lane, sock.fileno()):
                 sock.detach()
@@ -310,7 +315,7 @@ class Connections:
 
     # Outgoing connections.
 
-    def _ask(self) -> None:
+    def _start_requested(self) -> None:
         """Start the connections that the link requests, once the addresses are known."""
         if not self._peers:
             return
@@ -331,12 +336,12 @@ class Connections:
         try:
             sock = self._new_socket(family_of(target[0]))
         except OSError as error:
-            self._failed(attempt, f"{addresses.spelled(target)}: {explained(error)}")
+            self._failed(attempt, f"{addresses.host_port(target)}: {with_remedy(error)}")
             return
         claim = CLAIM.pack(self._rank, *attempt.key)
-        there = f"rank {attempt.key[0]} at {addresses.spelled(target)}"
-        shake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
-        attempt.talk = HandshakeSocket(sock, shake, now + CANDIDATE_TIMEOUT)
+        there = f"rank {attempt.key[0]} at {addresses.host_port(target)}"
+        handshake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
+        attempt.connecting = HandshakeSocket(sock, handshake, now + CANDIDATE_TIMEOUT)
         try:
             sock.setblocking(False)
             self._bind(sock, attempt.key[1])
@@ -345,7 +350,7 @@ class Connections:
                 raise OSError(code, os.strerror(code))
             self._selector.register(sock, selectors.EVENT_WRITE, attempt)
         except OSError as error:
-            self._failed(attempt, f"{addresses.spelled(target)}: {error}")
+            self._failed(attempt, f"{addresses.host_port(target)}: {error}")
 
     def _new_socket(self, family: socket.AddressFamily) -> socket.socket:
         """Return a socket. If no descriptor is left, close a pending peer for it."""
@@ -364,34 +369,34 @@ class Connections:
                     sock.bind((host, 0))
 
     def _advance(self, attempt: ConnectAttempt) -> None:
-        talk = attempt.talk
-        assert talk is not None
-        assert isinstance(talk.shake, ClientHandshake)
+        connecting = attempt.connecting
+        assert connecting is not None
+        assert isinstance(connecting.handshake, ClientHandshake)
         try:
             if not attempt.connected:
-                code = talk.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                code = connecting.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
                     raise OSError(code, os.strerror(code))
-                talk.shake.endpoints = auth.endpoints_of(talk.sock, accepted=False)
+                connecting.handshake.endpoints = auth.endpoints_of(connecting.sock, accepted=False)
                 attempt.connected = True
                 failpoint("connect")
                 attempt.refusals = 0
                 # From here on the peer may regard the connection as made, so be patient.
-                talk.deadline = attempt.deadline
-                self._selector.modify(talk.sock, selectors.EVENT_READ, attempt)
+                connecting.deadline = attempt.deadline
+                self._selector.modify(connecting.sock, selectors.EVENT_READ, attempt)
                 return
-            if not talk.receive():
+            if not connecting.receive():
                 return
-            talk.flush()
-            if talk.shake.done:
-                attempt.talk = None
-                self._selector.unregister(talk.sock)
-                self._hand_over(attempt.key, talk.sock)
+            connecting.flush()
+            if connecting.handshake.done:
+                attempt.connecting = None
+                self._selector.unregister(connecting.sock)
+                self._hand_over(attempt.key, connecting.sock)
                 self._drop(attempt)
         except AuthenticationError as error:
             self._give_up(attempt, str(error))
         except (OSError, DistError) as error:
-            self._failed(attempt, f"{talk.shake.there}: {explained(error)}")
+            self._failed(attempt, f"{connecting.handshake.there}: {with_remedy(error)}")
 
     def _failed(self, attempt: ConnectAttempt, why: str) -> None:
         """Go on to the next address after a failure, or rest after the last one."""
@@ -411,11 +416,11 @@ class Connections:
             attempt.pause = min(2 * attempt.pause, LONGEST_PAUSE)
 
     def _hang_up(self, attempt: ConnectAttempt) -> None:
-        if attempt.talk is not None:
+        if attempt.connecting is not None:
             with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(attempt.talk.sock)
-            attempt.talk.sock.close()
-            attempt.talk = None
+                self._selector.unregister(attempt.connecting.sock)
+            attempt.connecting.sock.close()
+            attempt.connecting = None
 
     def _drop(self, attempt: ConnectAttempt) -> None:
         self._hang_up(attempt)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     """Make a group of backend "tcp": meet in the store, connect when first needed."""
-    return of_link(endpoint(options), options)
+    return group_of_link(make_endpoint(options), options)
 
 
-def endpoint(options: BackendOptions) -> Endpoint:
+def make_endpoint(options: BackendOptions) -> Endpoint:
     """Make this process's end of a link between the ranks of a new group."""
     from cydist.backends.host.addresses import where_to_listen
     from cydist.backends.host.connections import Connections
@@ -54,10 +54,10 @@ def create_inproc(options: BackendOptions, pg_options: object = None) -> Process
         options.store.set("hub", os.urandom(16).hex())
     key = options.store.get("hub").decode()
     link = _native.InprocLink(_native.hub(key, options.group_size), options.group_rank)
-    return of_link(of_threads(link, key), options)
+    return group_of_link(of_threads(link, key), options)
 
 
-def of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:
+def group_of_link(endpoint: Endpoint, options: BackendOptions) -> HostGroup:
     """Make the group whose ranks are exactly the link's peers."""
     return HostGroup(
         endpoint,

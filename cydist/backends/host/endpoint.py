@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # Most seconds from the end of a group here until its other members' last calls have been compared.
-NEWS_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
 REMEMBERED = 1000  # groups that this rank made, or is not part of, without meeting others
 ASKED_FOR = "asking for backend "
 
@@ -37,7 +37,7 @@ class Endpoint:
     """This process's end of a link, shared by groups and closed by the last of them.
 
     connections     makes the link's connections; None: ranks are threads
-    ask             queries what a peer does in the group with an id; None: peers are not queried
+    query             queries what a peer does in the group with an id; None: peers are not queried
     """
 
     def __init__(
@@ -47,31 +47,31 @@ class Endpoint:
         self._close = close
         self.groups: dict[int, ref[HostGroup]] = {}
         self.own_process = connections is not None
-        self.ask: Callable[[int, int, float], PeerStatus] | None = None
+        self.query: Callable[[int, int, float], PeerStatus] | None = None
         self._backends: dict[int, str] = {}
         self.host_of: Callable[[int], str] = lambda peer: ""
-        self.trouble: Callable[[int], str] = lambda peer: ""
+        self.peer_error: Callable[[int], str] = lambda peer: ""
         if connections is not None:
-            connections.reporter = self.report
+            connections.status_of = self.status
             self.host_of = connections.host_of
-            self.trouble = connections.trouble
-            if not config.INSECURE.on():
-                self.ask = connections.ask
-        self.news_until = math.inf  # set at the process's end: how long its groups wait
+            self.peer_error = connections.connect_error
+            if not config.INSECURE.is_on():
+                self.query = connections.query
+        self.drain_until = math.inf  # set at the process's end: how long its groups wait
         self._users = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
         opened.add(self)
 
-    def report(self, context: int) -> PeerStatus:
-        """Return this rank's report on the group of this context."""
-        if (backend := self._backends.get(context)) is not None:
+    def status(self, comm_id: int) -> PeerStatus:
+        """Return this rank's report on the group with this id."""
+        if (backend := self._backends.get(comm_id)) is not None:
             return PeerStatus(ASKED_FOR + backend, "")
-        known = self.groups.get(context)
+        known = self.groups.get(comm_id)
         group = None if known is None else known()
         if group is None:
             return GONE
-        return group.report()
+        return group.status()
 
     def announce_request(self, name: str, peers: Sequence[int], backend: str) -> None:
         """As HostGroup.announce_request, for the link's peers."""
@@ -84,17 +84,17 @@ class Endpoint:
         self, name: str, peers: Sequence[int], ranks: Sequence[int]
     ) -> dict[int, str]:
         """As HostGroup.peer_requests, for some ranks, given as indices in `peers`."""
-        ask, what = self.ask, comm_id_of(f"{name}:asked", peers)
-        if ask is None:
+        query, what = self.query, comm_id_of(f"{name}:asked", peers)
+        if query is None:
             return {}
-        found = gather(lambda rank, deadline: ask(peers[rank], what, deadline), ranks)
+        found = gather(lambda rank, deadline: query(peers[rank], what, deadline), ranks)
         said = {rank: report.state.partition(ASKED_FOR) for rank, report in found.items()}
         return {rank: backend for rank, (before, it, backend) in said.items() if it and not before}
 
-    def end_together(self, patience: float = NEWS_SECONDS) -> None:
+    def end_together(self, patience: float = DRAIN_SECONDS) -> None:
         """End all groups, because the process ends. Together they wait no longer than one group for
         ranks that have not made their last calls."""
-        self.news_until = min(self.news_until, time.monotonic() + patience)
+        self.drain_until = min(self.drain_until, time.monotonic() + patience)
 
     def drains_at_exit(self) -> bool:
         """Return whether groups that still exist at exit compare their last calls.
@@ -125,13 +125,13 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
         _threads.pop((key, link.rank), None)
         link.close()
 
-    def ask(peer: int, context: int, deadline: float) -> PeerStatus:
+    def query(peer: int, comm_id: int, deadline: float) -> PeerStatus:
         known = _threads.get((key, peer))
         endpoint = None if known is None else known()
-        return GONE if endpoint is None else endpoint.report(context)
+        return GONE if endpoint is None else endpoint.status(comm_id)
 
     endpoint = Endpoint(link, close)
-    endpoint.ask = ask
+    endpoint.query = query
     _threads[key, link.rank] = ref(endpoint)
     return endpoint
 

@@ -18,10 +18,10 @@ from weakref import ref
 
 from cydist import _native
 from cydist._native import ANY_SOURCE
-from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, pieces, same_sizes
-from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint, comm_id_of, opened
+from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks, same_sizes
+from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
-from cydist.backends.host.peer_status import PeerStatus, describe_report, gather, is_late, stacks
+from cydist.backends.host.peer_status import PeerStatus, describe_status, gather, is_late, stacks
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
     DistError,
@@ -30,9 +30,9 @@ from cydist.errors import (
     GroupFailedError,
     MismatchError,
     PeerFailedError,
-    from_failure,
-    named,
-    told_as,
+    from_call_error,
+    rank_text,
+    status_of,
 )
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, op_and_factor
@@ -76,8 +76,8 @@ class HostGroup(ProcessGroup):
         self._native.call_queue = self._serial.call_queue
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
-        self._news_until = math.inf  # set by leave_job: how long `drain` waits
-        self._survivors: Membership | None = None
+        self._drain_until = math.inf  # set by leave_job: how long `drain` waits
+        self._membership: Membership | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns
         self._messages: set[Message] = set()  # under way, or completed since the last sweep
         self._sweep_at = 4
@@ -160,17 +160,17 @@ class HostGroup(ProcessGroup):
         return made
 
     def _of_members(self, excluded: Sequence[int], deadline: float) -> HostGroup:
-        if self._survivors is None:
-            self._survivors = Membership(
+        if self._membership is None:
+            self._membership = Membership(
                 self._endpoint.link, self._peers, self._rank,
                 comm_id_of(f"{self.group_name}:survivors", self._peers),
                 self.group_name, self.ranks,
             )  # fmt: skip
-        members = self._survivors.agree(excluded, deadline)
+        members = self._membership.agree(excluded, deadline)
         return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
 
     def leave_job(self, now: float) -> None:
-        self._news_until = now + NEWS_SECONDS
+        self._drain_until = now + DRAIN_SECONDS
 
     def drain(self) -> None:
         """Compare the group's last call with the other members', at the end of the group. Wait
@@ -182,8 +182,8 @@ class HostGroup(ProcessGroup):
         call = self.last_call()
         if self._failed is not None or call is None:
             return
-        leaves = self._survivors is not None or sys.exc_info()[0] is not None
-        deadline = min(self.deadline(NEWS_SECONDS), self._news_until, self._endpoint.news_until)
+        leaves = self._membership is not None or sys.exc_info()[0] is not None
+        deadline = min(self.deadline(DRAIN_SECONDS), self._drain_until, self._endpoint.drain_until)
         try:
             with self.failures(call.name, call.seq, deadline):
                 self.compare_last(deadline, leaves)
@@ -193,7 +193,7 @@ class HostGroup(ProcessGroup):
                 raise
 
     def compare_last(self, deadline: float, leaves: bool) -> None:
-        """Run the part of `drain` that raises Failure."""
+        """Run the part of `drain` that raises CallError."""
         self._native.compare_last(int(deadline * 1e9), leaves)
 
     def close(self) -> None:
@@ -209,8 +209,8 @@ class HostGroup(ProcessGroup):
         self._endpoint.groups.pop(self._comm_id, None)
         self._native.close()
         self._messages.clear()
-        if self._survivors is not None:
-            self._survivors.close()
+        if self._membership is not None:
+            self._membership.close()
         if self._shrunk is not None:
             self._shrunk.destroy()
         self._endpoint.release()
@@ -246,7 +246,7 @@ class HostGroup(ProcessGroup):
         if isinstance(error, GroupDestroyedError):
             return
         try:
-            if isinstance(error, DistTimeoutError) and not self._native.told:
+            if isinstance(error, DistTimeoutError) and not self._native.failure_is_known:
                 # First, so that ranks that learn of it leave their calls.
                 error.args = (f"{error}{self._describe_late(error.ranks)}",)
         finally:
@@ -255,7 +255,7 @@ class HostGroup(ProcessGroup):
     def _broadcast_failure(self, error: BaseException, call: str) -> None:
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         self._native.fail(
-            told_as(error),
+            status_of(error),
             self.ranks.index(about[0]) if about and about[0] in self.ranks else -1,
             call,
         )
@@ -264,8 +264,8 @@ class HostGroup(ProcessGroup):
 
     # Reports on the ranks, for messages.
 
-    def report(self) -> PeerStatus:
-        """Return this rank's report, for a rank that has given up on it."""
+    def status(self) -> PeerStatus:
+        """Return this rank's status, for a rank that has given up on it."""
         failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
         own_process = self._endpoint.own_process
         return PeerStatus(
@@ -275,25 +275,25 @@ class HostGroup(ProcessGroup):
     def _describe_late(self, ranks: Sequence[int]) -> str:
         """Return lines on what the late ranks are doing. If all of them wait in this rank's call
         themselves, also report other late ranks."""
-        ask = self._endpoint.ask
-        if ask is None:
+        query = self._endpoint.query
+        if query is None:
             return ""
 
         def asked_of(rank: int, deadline: float) -> PeerStatus:
-            return ask(self._peers[rank], self._comm_id, deadline)
+            return query(self._peers[rank], self._comm_id, deadline)
 
         call = self.last_call()
         here = self.doing() if call is not None and not call.over else ""
         asked = [self.ranks.index(rank) for rank in ranks if rank in self.ranks][:MOST_ASKED]
         found = gather(asked_of, asked)
         if not any(is_late(report, here) for report in found.values()):
-            others = [rank for rank in self._others() if rank not in asked][:MOST_ASKED]
+            others = [rank for rank in self._other_ranks() if rank not in asked][:MOST_ASKED]
             found |= gather(asked_of, others)
         late = {rank: each for rank, each in found.items() if is_late(each, here)}
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
-            describe_report(named(rank, self.ranks, self.host_of(rank)), late[rank])
+            describe_status(rank_text(rank, self.ranks, self.host_of(rank)), late[rank])
             for rank in sorted(late)
         )
 
@@ -312,23 +312,25 @@ class HostGroup(ProcessGroup):
     def isend(self, array: Array, peer: int, tag: int, about: Array | None = None) -> Work:
         """As the base class. `about`: an array that this message announces, to a receive that
         expects that."""
-        return self._posted("send", array, peer, tag, about)
+        return self._start_message("send", array, peer, tag, about)
 
     def irecv(self, array: Array, peer: int | None, tag: int, about: Array | None = None) -> Work:
-        return self._posted("recv", array, ANY_SOURCE if peer is None else peer, tag, about)
+        return self._start_message("recv", array, ANY_SOURCE if peer is None else peer, tag, about)
 
-    def _posted(self, name: str, array: Array, peer: int, tag: int, about: Array | None) -> Work:
+    def _start_message(
+        self, name: str, array: Array, peer: int, tag: int, about: Array | None
+    ) -> Work:
         post = _native.isend if name == "send" else _native.irecv
         message = post(
             self._native, array, peer, wire_tag(tag), about=about, layout=self.layout_of(array)
         )
-        return P2PWork(self, name, peer, self._kept(message))
+        return P2PWork(self, name, peer, self._keep(message))
 
     def layout_of(self, array: Array) -> int:
         """Return the link's handle for the layout of a strided array; 0: none."""
         return 0
 
-    def _kept(self, message: Message) -> Message:
+    def _keep(self, message: Message) -> Message:
         """Keep a message until it is over, because it goes on when its Work is dropped."""
         if len(self._messages) >= self._sweep_at:
             self._messages.difference_update([m for m in list(self._messages) if m.over])
@@ -361,16 +363,16 @@ class HostGroup(ProcessGroup):
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         here = self._rank == root
-        for part in pieces(self, call, "broadcast", array, root=root, reads=here, writes=not here):
+        for part in chunks(self, call, "broadcast", array, root=root, reads=here, writes=not here):
             self._run(call, "broadcast", [part], [part], part.nbytes, root=root, count=part.size)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        for part in pieces(self, call, "all_reduce", array, op=op):
+        for part in chunks(self, call, "all_reduce", array, op=op):
             self._run(call, "all_reduce", [part], [part], part.nbytes, op=op, count=part.size)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         here = self._rank == root
-        for part in pieces(self, call, "reduce", array, op=op, root=root, writes=here):
+        for part in chunks(self, call, "reduce", array, op=op, root=root, writes=here):
             self._run(
                 call, "reduce", [part], [part] if here else [], part.nbytes,
                 op=op, root=root, count=part.size,
@@ -407,7 +409,7 @@ class HostGroup(ProcessGroup):
 
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
         name = "scan" if inclusive else "exscan"
-        for part in pieces(self, call, name, array, op=op):
+        for part in chunks(self, call, name, array, op=op):
             self._run(call, name, [part], [part], part.nbytes, op=op, count=part.size)
 
     def barrier(self, call: Call) -> None:
@@ -474,21 +476,23 @@ class HostGroup(ProcessGroup):
         started = began or time.monotonic()
         try:
             yield
-        except _native.Failure as ended:
-            failure = self._native.explained(ended)
+        except _native.CallError as ended:
+            failure = self._native.explain(ended)
             waited = max(0.0, deadline - started)
-            why = self.trouble_with(failure.peer)
+            why = self.peer_error(failure.peer)
             host = self.host_of(failure.peer) if failure.status == "peer_lost" else ""
-            error = from_failure(failure, name, self.group_name, self.ranks, seq, waited, why, host)
+            error = from_call_error(
+                failure, name, self.group_name, self.ranks, seq, waited, why, host
+            )
             raise error from self._failed
 
-    def trouble_with(self, rank: int) -> str:
+    def peer_error(self, rank: int) -> str:
         """Return why a group rank is silent, for messages; "" if unknown."""
         if not 0 <= rank < self._size:
             return ""
         peer = self._peers[rank]
         parted = "it has left the group" if self._native.has_left(rank) else ""
-        return self._endpoint.link.lost(peer) or parted or self._endpoint.trouble(peer)
+        return self._endpoint.link.lost(peer) or parted or self._endpoint.peer_error(peer)
 
 
 @atexit.register
@@ -503,7 +507,7 @@ def _drain_all() -> None:
         return
     endpoints = [each for each in list(opened) if each.drains_at_exit()]
     for endpoint in endpoints:
-        endpoint.end_together(NEWS_SECONDS if endpoint.own_process else 0.0)
+        endpoint.end_together(DRAIN_SECONDS if endpoint.own_process else 0.0)
     for endpoint in endpoints:
         for known in tuple(endpoint.groups.values()):
             if (group := known()) is not None:

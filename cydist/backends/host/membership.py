@@ -1,7 +1,7 @@
 """Agree on the members that a group keeps when some have died.
 
 Each member knows some excluded members: its caller named them, or their connections are lost. It
-may be the only one to know. So the members exchange these sets, over a separate context of the
+may be the only one to know. So the members exchange these sets, over a separate comm id of the
 group's link, until all remaining members have sent the same set.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from cydist import _native
-from cydist.errors import DistBackendError, DistTimeoutError, from_failure
+from cydist.errors import DistBackendError, DistTimeoutError, from_call_error
 
 SLICE = 0.01  # seconds that a wait for one member may delay another's message
 
@@ -42,7 +42,7 @@ class Consensus:
         self.gone = 0
         self.decided = False
         self._said: list[int | None] = [None] * size
-        self._told: int | None = None
+        self._last_verdict: int | None = None
 
     def exclude(self, ranks: Iterable[int]) -> None:
         """Exclude these ranks. Has no effect once the membership is decided."""
@@ -64,9 +64,9 @@ class Consensus:
         if not self.excluded and not self.missing():
             self.decided = True
         verdict = self.gone << 1 | self.decided
-        if verdict == self._told:
+        if verdict == self._last_verdict:
             return None
-        self._told = verdict
+        self._last_verdict = verdict
         return verdict
 
     @property
@@ -101,7 +101,7 @@ class Membership:
     """One member's part in a Consensus, over the link of its group.
 
     peers, rank     each member's number on the link, and this member's index among them
-    context         separates these messages from all others on the link; the same on all members
+    comm_id         separates these messages from all others on the link; the same on all members
     name, ranks     of the group, and each member's global rank: for errors
 
     It survives a failed attempt, so that the next one continues from there. It is closed with the
@@ -113,7 +113,7 @@ class Membership:
         link: _native.Link,
         peers: Sequence[int],
         rank: int,
-        context: int,
+        comm_id: int,
         name: str,
         ranks: Sequence[int],
     ) -> None:
@@ -121,7 +121,7 @@ class Membership:
         self._peers = peers
         self._name = name
         self._ranks = ranks
-        self._native = _native.Group(link, peers, rank, context)
+        self._native = _native.Group(link, peers, rank, comm_id)
         self._nbytes = (len(peers) + 1 + 7) // 8
         self._consensus = Consensus(rank, len(peers))
         self._others = [other for other in range(len(peers)) if other != rank]
@@ -173,9 +173,11 @@ class Membership:
                 return
             try:
                 message.check()
-            except _native.Failure as failure:
+            except _native.CallError as failure:
                 if failure.status != "peer_lost":
-                    raise from_failure(failure, "shrink_group", self._name, self._ranks) from None
+                    raise from_call_error(
+                        failure, "shrink_group", self._name, self._ranks
+                    ) from None
                 self._consensus.exclude([rank])
                 return
             self._consensus.on_message(rank, int.from_bytes(buffer, "little"))

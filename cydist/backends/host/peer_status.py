@@ -29,7 +29,7 @@ from cydist.net import auth
 from cydist.net.interfaces import family_of
 
 CHANNEL = b"report"
-CLAIM = struct.Struct("<IIQ")  # source, destination, the group's context
+CLAIM = struct.Struct("<IIQ")  # source, destination, the group's comm id
 PATIENCE = 0.3  # seconds for all ranks that are queried together
 MOST_REPORT_BYTES = 8192
 MOST_FRAMES = 24  # innermost frames of one thread
@@ -69,7 +69,7 @@ def is_late(report: PeerStatus, here: str) -> bool:
     return not (call and re.search(rf"{re.escape(call)}(?!\d)", report.state))
 
 
-def describe_report(who: str, report: PeerStatus) -> str:
+def describe_status(who: str, report: PeerStatus) -> str:
     """Return a report as lines of an error's message."""
     return f"\n{who} is {report.state}" + "".join(
         f"\n    {line}" for line in report.stacks.splitlines()
@@ -79,8 +79,10 @@ def describe_report(who: str, report: PeerStatus) -> str:
 # Asking
 
 
-def gather(ask: Callable[[int, float], PeerStatus], ranks: Sequence[int]) -> dict[int, PeerStatus]:
-    """Query all ranks at once with ask(rank, deadline). Takes PATIENCE at most."""
+def gather(
+    query: Callable[[int, float], PeerStatus], ranks: Sequence[int]
+) -> dict[int, PeerStatus]:
+    """Query all ranks at once with query(rank, deadline). Takes PATIENCE at most."""
     from queue import Empty, SimpleQueue  # slow to import and rarely needed
 
     deadline = time.monotonic() + PATIENCE
@@ -88,7 +90,7 @@ def gather(ask: Callable[[int, float], PeerStatus], ranks: Sequence[int]) -> dic
 
     def put(rank: int) -> None:
         try:
-            answers.put((rank, ask(rank, deadline)))
+            answers.put((rank, query(rank, deadline)))
         except (TimeoutError, DistError, OSError) as error:
             late = isinstance(error, TimeoutError)
             answers.put((rank, SILENT if late else PeerStatus(f"not to be asked: {error}", "")))
@@ -110,7 +112,7 @@ SILENT = PeerStatus(
 )
 
 
-def ask(
+def query(
     places: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
 ) -> PeerStatus:
     """Query the rank that listens at one of these addresses. Raises OSError or DistError."""
@@ -152,14 +154,14 @@ def answer(
 ) -> None:
     """Complete the handshake with a member, send it the requested report, and hang up.
 
-    of      context -> this rank's report on that group
+    of      comm_id -> this rank's report on that group
     """
     # The answering thread must go on connecting after any error.
     with sock, contextlib.suppress(Exception):
-        _, destination, context = CLAIM.unpack(claim)
+        _, destination, comm_id = CLAIM.unpack(claim)
         if destination == rank and of is not None:
             # The report has some 8 KiB. An empty socket that does not take it is broken.
-            sock.send(proof + encode(of(context)), socket.MSG_NOSIGNAL)
+            sock.send(proof + encode(of(comm_id)), socket.MSG_NOSIGNAL)
 
 
 def stacks(first: Sequence[int], others: bool) -> str:

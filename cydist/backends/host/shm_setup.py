@@ -34,7 +34,7 @@ def offer(messages: str) -> bytes:
 
     Raises ValueError as `transport_of`.
     """
-    return b"" if transport_of(messages) == messages else place()
+    return b"" if transport_of(messages) == messages else memory_domain()
 
 
 def share_memory(
@@ -91,7 +91,7 @@ def transport_of(messages: str) -> str:
     return wanted
 
 
-def place() -> bytes:
+def memory_domain() -> bytes:
     """Return the properties that are equal on ranks that may share memory."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino

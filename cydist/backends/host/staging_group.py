@@ -122,7 +122,7 @@ class StagedGroup(ProcessGroup):
         index = array.device_index
         with _CREATING:
             if index not in self._pipelines:
-                lib = array_libraries.copier_of(array)
+                lib = array_libraries.copying_library_of(array)
                 self._pipelines[index] = PinnedPipeline(lib, index, SLOTS, SLOT_BYTES)
             return self._pipelines[index]
 
@@ -138,18 +138,18 @@ class StagedGroup(ProcessGroup):
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         here = self._rank == root
-        self._whole(call, "broadcast", array, out=here, into=not here, root=root)
+        self._run_in_place(call, "broadcast", array, out=here, into=not here, root=root)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        self._whole(call, "all_reduce", array, op=op)
+        self._run_in_place(call, "all_reduce", array, op=op)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        self._whole(call, "reduce", array, into=self._rank == root, op=op, root=root)
+        self._run_in_place(call, "reduce", array, into=self._rank == root, op=op, root=root)
 
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
-        self._whole(call, "scan" if inclusive else "exscan", array, op=op)
+        self._run_in_place(call, "scan" if inclusive else "exscan", array, op=op)
 
-    def _whole(
+    def _run_in_place(
         self, call: Call, name: str, array: Array, *, out: bool = True, into: bool = True,
         op: Op | None = None, root: int = -1,
     ) -> None:  # fmt: skip
@@ -160,7 +160,7 @@ class StagedGroup(ProcessGroup):
             self._run(call, name, slot, outputs, op=op, root=root, count=array.size)
 
         each = chunk_size(1, array)
-        self._carry(call, rounds(each, [array]), each, [array], [out], [into], exchange)
+        self._run_rounds(call, round_count(each, [array]), each, [array], [out], [into], exchange)
 
     # Collectives on blocks, whose sizes every rank knows.
 
@@ -171,13 +171,19 @@ class StagedGroup(ProcessGroup):
             self._run(call, "all_gather", [slot[self._rank]], slot, count=count)
 
         if not outputs[self._rank].same_memory(array):
-            outputs[self._rank].take(array)
+            outputs[self._rank].copy_from(array)
         blocks = [*outputs]
         blocks[self._rank] = array  # the copy above is already ordered with the streams
         each = chunk_size(self._size, array)
         own = [rank == self._rank for rank in range(self._size)]
-        self._carry(
-            call, rounds(each, outputs), each, blocks, own, [not here for here in own], exchange
+        self._run_rounds(
+            call,
+            round_count(each, outputs),
+            each,
+            blocks,
+            own,
+            [not here for here in own],
+            exchange,
         )
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
@@ -189,7 +195,9 @@ class StagedGroup(ProcessGroup):
         each = chunk_size(self._size + 1, output)
         last = [False] * self._size + [True]
         first = [not is_last for is_last in last]
-        self._carry(call, rounds(each, inputs), each, [*inputs, output], first, last, exchange)
+        self._run_rounds(
+            call, round_count(each, inputs), each, [*inputs, output], first, last, exchange
+        )
 
     # Collectives on blocks whose sizes only the root, or only pairs of ranks, know.
 
@@ -197,13 +205,13 @@ class StagedGroup(ProcessGroup):
         sends, receives = [0] * self._size, [block.size for block in outputs or ()]
         sends[root] = array.size
         each = chunk_size(self._size + 1, array)
-        most = self._agree(call, "gather", array, root, each, sends, receives)
+        most = self._compare_counts(call, "gather", array, root, each, sends, receives)
 
         def exchange(slot: list[Array]) -> None:
             self._run(call, "gather", slot[:1], slot[1:], root=root, uneven=True)
 
         into = [False] + [True] * len(receives)
-        self._carry(
+        self._run_rounds(
             call, most, each, [array, *(outputs or ())], [not i for i in into], into, exchange
         )
 
@@ -211,13 +219,13 @@ class StagedGroup(ProcessGroup):
         sends, receives = [block.size for block in inputs or ()], [0] * self._size
         receives[root] = output.size
         each = chunk_size(self._size + 1, output)
-        most = self._agree(call, "scatter", output, root, each, sends, receives)
+        most = self._compare_counts(call, "scatter", output, root, each, sends, receives)
 
         def exchange(slot: list[Array]) -> None:
             self._run(call, "scatter", slot[1:], slot[:1], root=root, uneven=True)
 
         out = [False] + [True] * len(sends)
-        self._carry(
+        self._run_rounds(
             call, most, each, [output, *(inputs or ())], out, [not o for o in out], exchange
         )
 
@@ -226,10 +234,13 @@ class StagedGroup(ProcessGroup):
     ) -> None:
         each = chunk_size(2 * self._size, outputs[0])
         if even:
-            most, count = rounds(each, outputs), outputs[0].size
+            most, count = round_count(each, outputs), outputs[0].size
         else:
             sends, receives = [block.size for block in inputs], [block.size for block in outputs]
-            most, count = self._agree(call, "all_to_all", outputs[0], -1, each, sends, receives), 0
+            most, count = (
+                self._compare_counts(call, "all_to_all", outputs[0], -1, each, sends, receives),
+                0,
+            )
 
         def exchange(slot: list[Array]) -> None:
             given, taken = slot[: self._size], slot[self._size :]
@@ -237,14 +248,14 @@ class StagedGroup(ProcessGroup):
 
         out = [True] * self._size + [False] * self._size
         into = [not o for o in out]
-        self._carry(call, most, each, [*inputs, *outputs], out, into, exchange)
+        self._run_rounds(call, most, each, [*inputs, *outputs], out, into, exchange)
 
     def barrier(self, call: Call) -> None:
         self.host.barrier(call)
 
     # Shared parts.
 
-    def _carry(
+    def _run_rounds(
         self, call: Call, count: int, each: int, arrays: Sequence[Array], out: Sequence[bool],
         into: Sequence[bool], exchange: Callable[[list[Array]], None],
     ) -> None:  # fmt: skip
@@ -253,7 +264,7 @@ class StagedGroup(ProcessGroup):
 
         out, into   whether an array is copied from the device before, and to it after, the exchange
         """
-        cut = [pieces(array, each, count) for array in arrays]
+        cut = [split_rounds(array, each, count) for array in arrays]
         self._cut = count > 1
 
         def chunk(i: int) -> Chunk:
@@ -285,7 +296,7 @@ class StagedGroup(ProcessGroup):
             call.seq = self.host.next_seq()
         self._numbered = call
         if isinstance(op, UserReduction):
-            self._fold(call, name, inputs, outputs, op, root, count)
+            self._reduce_by_function(call, name, inputs, outputs, op, root, count)
             return
         blocks = outputs if name == "all_gather" else inputs
         even = not uneven and same_sizes(blocks)
@@ -295,7 +306,7 @@ class StagedGroup(ProcessGroup):
             flags=CHUNK if self._cut else 0,
         )  # fmt: skip
 
-    def _fold(
+    def _reduce_by_function(
         self, call: Call, name: str, inputs: list[Array], outputs: list[Array],
         op: UserReduction, root: int, count: int,
     ) -> None:  # fmt: skip
@@ -310,7 +321,7 @@ class StagedGroup(ProcessGroup):
         else:
             folding.scan(call, inputs[0], op, name == "scan")
 
-    def _agree(
+    def _compare_counts(
         self, call: Call, name: str, array: Array, root: int, each: int, sends: list[int],
         receives: list[int],
     ) -> int:  # fmt: skip
@@ -326,7 +337,9 @@ class StagedGroup(ProcessGroup):
         table = [struct.unpack(f"<{5 + 2 * p}q", memoryview(row)) for row in rows]
         for a in range(p):
             if table[a][:5] != table[0][:5]:
-                raise self._mismatch(call, 0, a, describe(table[0]), describe(table[a]))
+                raise self._mismatch(
+                    call, 0, a, describe_counts(table[0]), describe_counts(table[a])
+                )
             for b in range(p):
                 sent, expected = table[a][5 + b], table[b][5 + p + a]
                 if sent != expected:
@@ -348,7 +361,7 @@ class StagedGroup(ProcessGroup):
 NAMES = ("gather", "scatter", "all_to_all")
 
 
-def describe(row: Sequence[int]) -> str:
+def describe_counts(row: Sequence[int]) -> str:
     """Describe a row of the table that ranks compare, for messages."""
     root = f" with root {row[1]}" if row[1] >= 0 else ""
     return f"is in {NAMES[row[0]]}{root} of elements of {row[4]} bytes (dtype {row[2]})"
@@ -359,11 +372,11 @@ def chunk_size(parts: int, array: Array) -> int:
     return int(max(1, SLOT_BYTES // (parts * array.itemsize)))
 
 
-def rounds(each: int, arrays: Sequence[Array]) -> int:
+def round_count(each: int, arrays: Sequence[Array]) -> int:
     """Return the number of rounds of `each` elements for the largest array; at least one."""
     return max(1, *(-(-array.size // each) for array in arrays))
 
 
-def pieces(array: Array, each: int, count: int) -> list[Array]:
-    """Return an array cut into `count` pieces of `each` elements; the last ones may have fewer."""
+def split_rounds(array: Array, each: int, count: int) -> list[Array]:
+    """Return an array cut into `count` rounds of `each` elements; the last ones may have fewer."""
     return array.split([max(0, min(each, array.size - i * each)) for i in range(count)])

@@ -99,9 +99,9 @@ class StagedP2PCalls:
 
         def body() -> None:
             try:
-                with self._under_way(pipeline, "send"):
+                with self._in_flight(pipeline, "send"):
                     pipeline.wait_for_streams(events)
-                    pipeline.run(self._sent(array, peer, post, staged), staged)
+                    pipeline.run(self._send_chunks(array, peer, post, staged), staged)
             finally:
                 posted.set()
                 with self._lock:
@@ -112,7 +112,7 @@ class StagedP2PCalls:
         THREADS.run(work.run)
         return work
 
-    def _sent(
+    def _send_chunks(
         self, array: Array, peer: int, post: Callable[..., Work], staged: StagedCall
     ) -> list[Chunk]:
         if array.nbytes <= STAGED_BYTES:
@@ -131,7 +131,7 @@ class StagedP2PCalls:
 
             return Chunk(piece.nbytes, [(0, piece)], [], send)
 
-        return [chunk(i, piece) for i, piece in enumerate(_pieces(array))]
+        return [chunk(i, piece) for i, piece in enumerate(_cut(array))]
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
         """As ProcessGroup.irecv; complete when the array is written."""
@@ -146,21 +146,23 @@ class StagedP2PCalls:
             first = self._host.irecv(header, peer, tag, about=array)
 
         def body() -> None:
-            with self._under_way(pipeline, "recv"):
+            with self._in_flight(pipeline, "recv"):
                 staged.wait(first)
                 work._source = first._source
                 pipeline.wait_for_streams(events)
                 if whole:
                     pipeline.copy_out(chunk, slot)
                 else:
-                    pipeline.run(self._received(array, first.source_rank(), header, staged), staged)
+                    pipeline.run(
+                        self._receive_chunks(array, first.source_rank(), header, staged), staged
+                    )
                 pipeline.finish(staged)
 
         work = StagedP2P(staged, body, self._host._serial.poll_hook)
         THREADS.run(work.run)
         return work
 
-    def _received(
+    def _receive_chunks(
         self, array: Array, source: int, header: Array, staged: StagedCall
     ) -> list[Chunk]:
         (number,) = HEADER.unpack(memoryview(header))
@@ -172,7 +174,7 @@ class StagedP2PCalls:
 
             return Chunk(piece.nbytes, [], [(0, piece)], receive)
 
-        return [chunk(piece) for piece in _pieces(array)]
+        return [chunk(piece) for piece in _cut(array)]
 
     # Pipelines.
 
@@ -183,12 +185,14 @@ class StagedP2PCalls:
             idle = self._idle.setdefault(index, [])
             pipeline = idle.pop() if idle else None
         if pipeline is None:
-            pipeline = PinnedPipeline(array_libraries.copier_of(array), index, SLOTS, STAGED_BYTES)
+            pipeline = PinnedPipeline(
+                array_libraries.copying_library_of(array), index, SLOTS, STAGED_BYTES
+            )
         staged = StagedCall(self._host, name, self._host.deadline(None))
         return pipeline, pipeline.record(streams), staged
 
     @contextmanager
-    def _under_way(self, pipeline: PinnedPipeline, name: str) -> Iterator[None]:
+    def _in_flight(self, pipeline: PinnedPipeline, name: str) -> Iterator[None]:
         """Fail the group and close the pipeline if a message fails; else keep the pipeline."""
         try:
             pipeline.lib.adopt(pipeline.device)
@@ -221,7 +225,7 @@ class StagedP2P(TaskWork):
         self._staged.unbind()
 
 
-def _pieces(array: Array) -> list[Array]:
+def _cut(array: Array) -> list[Array]:
     """Return the parts in which an array is sent. Both ends cut it alike."""
     each = max(1, STAGED_BYTES // array.itemsize)
     return array.split([min(each, array.size - i) for i in range(0, array.size, each)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist._native import MESSAGE_TAGS
-from cydist.errors import DistError, DistTimeoutError, from_failure
+from cydist.errors import DistError, DistTimeoutError, from_call_error
 from cydist.executor import THREADS
 from cydist.groups.process_group import DERIVED_TAG
 from cydist.waiting import LONGEST_TIMEOUT
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Tags of messages that are not the user's; abi.pxd explains each.
 NOTES_TAG, FAILURE_TAG = MESSAGE_TAGS["NOTES"], MESSAGE_TAGS["FAILURE"]
-NEWS_TAG = MESSAGE_TAGS["NEWS"]
+UNSENT_TAG = MESSAGE_TAGS["UNSENT"]
 PIECE_TAG = MESSAGE_TAGS["PIECE"]  # and up, to that of derived collectives
 
 
@@ -32,13 +32,13 @@ def wire_tag(tag: int) -> int:
 
 def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistError:
     """Return the error of a message that did not complete within `timeout` seconds."""
-    return from_failure(
-        _native.Failure("timeout", peer),
+    return from_call_error(
+        _native.CallError("timeout", peer),
         name,
         group.group_name,
         group.ranks,
         waited=waited,
-        why=group.trouble_with(peer),
+        why=group.peer_error(peer),
     )
 
 
@@ -56,7 +56,7 @@ class P2PWork(Work):
     def _wait(self, timeout: float | None) -> None:
         if self._error is None and not self._message.over:
             self._block(LONGEST_TIMEOUT if timeout is None else timeout)
-        self._settle()
+        self._keep_outcome()
         if self._error is not None:
             raise self._error
 
@@ -84,10 +84,10 @@ class P2PWork(Work):
             self._group.check_process(self._name)
             if not self._message.test():
                 return False
-        self._settle()
+        self._keep_outcome()
         return True
 
-    def _settle(self) -> None:
+    def _keep_outcome(self) -> None:
         """Store the result of a completed message."""
         self._group.forget_message(self._message)
         if self._error is None:

@@ -14,9 +14,9 @@ from cydist.backends.host.shm_setup import offer, share_memory, transport_of
 from cydist.backends.mpi.bootstrap import check_in_before_mpi, places_and_hosts, reports_of
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.datatypes import use_reductions
-from cydist.backends.mpi.endpoint import MpiEndpoint, leave_with, sweep
+from cydist.backends.mpi.endpoint import MpiEndpoint, end_left_links, leave_with
 from cydist.backends.mpi.group import MpiGroup
-from cydist.backends.mpi.runtime import Threads, load, start
+from cydist.backends.mpi.runtime import MpiThreads, load, start
 from cydist.errors import DistBackendError, RendezvousError
 from cydist.groups.process_group import ProcessGroup
 from cydist.rendezvous import launcher_env
@@ -41,7 +41,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     check_in_before_mpi(options)
     start(MPI)
     _prepare(MPI)
-    sweep()
+    end_left_links()
     places, hosts = places_and_hosts(MPI, options)
     comm = _communicator(MPI, places, options)
     messages = _native.MpiLink(
@@ -50,9 +50,9 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         MPI._handleof(comm),
         MPI._handleof(MPI.BYTE),
         MPI.ANY_SOURCE,
-        launcher_env.place().local_size or 1,
+        launcher_env.placement().local_size or 1,
         payload_tags(MPI),
-        Threads(MPI).callers,
+        MpiThreads(MPI).callers,
     )
     store = options.store
     link: _native.Link = messages
@@ -86,7 +86,7 @@ def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> A
     make = partial(of_some, MPI, world, places, int.from_bytes(digest[:4], "little"))
     if len(places) == world.Get_size():
         make = partial(world.Split, 0, options.group_rank)
-    if not Threads(MPI).concurrent:
+    if not MpiThreads(MPI).concurrent:
         made = make()
         made.Set_errhandler(MPI.ERRORS_RETURN)
         return made

@@ -62,7 +62,7 @@ class DeviceGroup(StagedGroup):
         if not (same_sizes(blocks) and self.host.has_natively(call, name, blocks, op)):
             return False
         given, taken = ContiguousBlocks(inputs), ContiguousBlocks(outputs)
-        given.fill()
+        given.copy_in()
         assert self._chosen is not None
         self._chosen.finish(StagedCall(self.host, call.name, call.deadline))
         each = blocks[0].size
@@ -71,7 +71,7 @@ class DeviceGroup(StagedGroup):
             count=each if name == "all_to_all" else each * len(blocks),
             flags=JOINED, algorithm="native",
         )  # fmt: skip
-        taken.empty()
+        taken.copy_out()
         return True
 
 
@@ -85,12 +85,12 @@ class ContiguousBlocks:
             whole = _native.empty(sum(block.size for block in blocks), blocks[0])
             self.blocks = whole.split([block.size for block in blocks])
 
-    def fill(self) -> None:
+    def copy_in(self) -> None:
         """Enqueue the copies into that memory."""
         for block, given in zip(self.blocks, self._given, strict=True):
-            block.take(given)
+            block.copy_from(given)
 
-    def empty(self) -> None:
+    def copy_out(self) -> None:
         """Enqueue the copies back."""
         for block, given in zip(self.blocks, self._given, strict=True):
-            given.take(block)
+            given.copy_from(block)

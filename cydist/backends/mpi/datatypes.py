@@ -107,6 +107,6 @@ class Datatypes:
 
 
 @cache
-def layouts(MPI: Any) -> Datatypes:
+def datatypes(MPI: Any) -> Datatypes:
     """Return this process's datatypes."""
     return Datatypes(MPI)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cydist import _native
 from cydist.backends.host.endpoint import Endpoint
 from cydist.backends.mpi.communicators import Communicators
-from cydist.backends.mpi.runtime import ExitGuard, Threads, call_before_the_end, wait_until
+from cydist.backends.mpi.runtime import ExitGuard, MpiThreads, call_before_the_end, wait_until
 from cydist.errors import MismatchError
 from cydist.waiting import wait_for
 
@@ -47,8 +47,8 @@ class MpiEndpoint(Endpoint):
         self.host_of = hosts.__getitem__
         self.comm = comm
         self.messages = messages
-        self.threads = Threads(MPI)
-        self.trouble = self._trouble
+        self.threads = MpiThreads(MPI)
+        self.peer_error = self._peer_error
         self._guard = ExitGuard(MPI, self.leave_at_exit)
         _open.append(self)
 
@@ -56,11 +56,11 @@ class MpiEndpoint(Endpoint):
         """Wait for an event that a background call sets, since the thread of that call may not call
         MPI."""
         messages = self.messages
-        if not messages.allows():
+        if not messages.thread_may_call():
             return wait_for(event, timeout)
 
         def done() -> bool:
-            if messages.needed():  # one may begin at any time
+            if messages.is_needed():  # one may begin at any time
                 messages.progress()
                 return event.is_set()
             return event.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
@@ -68,7 +68,7 @@ class MpiEndpoint(Endpoint):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         return wait_until(done, deadline)
 
-    def _trouble(self, peer: int) -> str:
+    def _peer_error(self, peer: int) -> str:
         code = self.messages.error
         return f"MPI: {self.MPI.Get_error_string(code)}" if code else ""
 
@@ -82,7 +82,7 @@ class MpiEndpoint(Endpoint):
             self._reports.close()
         self.link.close()
         _closing.append(self)
-        sweep()
+        end_left_links()
 
     def leave_at_exit(self) -> None:
         """At the end of the process, notify all members, and leave when they do.
@@ -106,13 +106,13 @@ class MpiEndpoint(Endpoint):
         wait_until(self.messages.advance)  # without a deadline, as MPI's finalization
         self.messages.end()
 
-    def over(self) -> bool:
+    def mpi_is_finalized(self) -> bool:
         """Return whether MPI is finalized."""
         return bool(self.MPI.Is_finalized())
 
     def end(self) -> None:
         """Wait until all ranks have left and no request is in flight that may still complete."""
-        if self.messages.end() and not self.over():
+        if self.messages.end() and not self.mpi_is_finalized():
             self.comm.Free()
 
 
@@ -120,7 +120,7 @@ _open: list[MpiEndpoint] = []
 _closing: list[MpiEndpoint] = []
 
 
-def sweep() -> None:
+def end_left_links() -> None:
     """End the communicators that every rank has left by now."""
     for each in tuple(_closing):
         if each.messages.advance():

@@ -8,15 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, config
-from cydist.backends.host.chunking import everywhere
-from cydist.backends.host.endpoint import NEWS_SECONDS, Endpoint
+from cydist.backends.host.chunking import true_on_all_ranks
+from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint
 from cydist.backends.host.group import HostGroup
-from cydist.backends.host.work import NEWS_TAG
+from cydist.backends.host.work import UNSENT_TAG
 from cydist.backends.mpi.communicators import Communicators, of_some
-from cydist.backends.mpi.datatypes import REDUCTIONS, layouts
+from cydist.backends.mpi.datatypes import REDUCTIONS, datatypes
 from cydist.backends.mpi.endpoint import MpiEndpoint
 from cydist.backends.mpi.runtime import check_cuda_aware
-from cydist.errors import from_failure
+from cydist.errors import from_call_error
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, UserReduction, op_and_factor
 from cydist.tuning import table as tuning_table
@@ -41,7 +41,7 @@ class MpiGroup(HostGroup):
         self._created_for_devices = False
 
     def for_device(self, device: str) -> ProcessGroup:
-        if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.on():
+        if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.is_on():
             from cydist.backends.mpi.cuda_aware import DeviceGroup  # rarely needed
 
             check_cuda_aware()
@@ -50,7 +50,7 @@ class MpiGroup(HostGroup):
 
     def drain(self) -> None:
         """As the base class, while MPI works."""
-        if not self._endpoint.over():
+        if not self._endpoint.mpi_is_finalized():
             super().drain()
 
     def compare_last(self, deadline: float, leaves: bool) -> None:
@@ -61,29 +61,29 @@ class MpiGroup(HostGroup):
 
     def _close(self) -> None:
         comm, self._comm = self._comm, None
-        if comm is not None and not self._endpoint.over():
+        if comm is not None and not self._endpoint.mpi_is_finalized():
             Communicators.made -= 1
             # Open MPI and MPICH free a communicator without waiting for its other members, and may
             # reuse its number. A new communicator would then receive their messages to this one:
             # from a failed call, or from a rank that `shrink_group` left out.
-            if self._failed is None and self._survivors is None:
+            if self._failed is None and self._membership is None:
                 comm.Free()
             else:
                 Communicators.leaked += 1
         super()._close()
 
-    def trouble_with(self, rank: int) -> str:
-        return super().trouble_with(rank) or self._endpoint.trouble(rank)
+    def peer_error(self, rank: int) -> str:
+        return super().peer_error(rank) or self._endpoint.peer_error(rank)
 
     # Messages.
 
     def accepts_strided(self, array: Array, peer: int | None) -> bool:
         messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
         makes = self._endpoint.threads.concurrent
-        return makes and messages.describes(place, array.nbytes) and self.layout_of(array) != 0
+        return makes and messages.takes_layout(place, array.nbytes) and self.layout_of(array) != 0
 
     def layout_of(self, array: Array) -> int:
-        return 0 if array.contiguous else layouts(self._endpoint.MPI).of(array)
+        return 0 if array.contiguous else datatypes(self._endpoint.MPI).of(array)
 
     # Threads that may call.
 
@@ -98,9 +98,9 @@ class MpiGroup(HostGroup):
         super().raise_pending_failure(name)
         if not self._native.library_comm:
             return
-        deadline = time.monotonic() + NEWS_SECONDS
+        deadline = time.monotonic() + DRAIN_SECONDS
         nothing = _native.asarray(bytearray(1))
-        news = _native.irecv(self._native, nothing, _native.ANY_SOURCE, NEWS_TAG)
+        news = _native.irecv(self._native, nothing, _native.ANY_SOURCE, UNSENT_TAG)
         try:
             news.wait(int(deadline * 1e9))
         finally:
@@ -160,7 +160,7 @@ class MpiGroup(HostGroup):
         return self._comm is not None
 
     def _agree_and_create(self, call: Call) -> None:
-        if everywhere(self, call, Communicators.may_create()):
+        if true_on_all_ranks(self, call, Communicators.may_create()):
             self._create(call)
 
     def _create(self, call: Call) -> None:
@@ -177,7 +177,7 @@ class MpiGroup(HostGroup):
             with self.failures(call.name, call.seq, call.deadline, call.began):
                 self._native.poll_control()
             if call.remaining() == 0:
-                raise from_failure(
-                    _native.Failure("timeout", -1), call.name, self.group_name, self.ranks,
+                raise from_call_error(
+                    _native.CallError("timeout", -1), call.name, self.group_name, self.ranks,
                     call.seq, call.deadline - call.began, "MPI makes the group's communicator",
                 )  # fmt: skip

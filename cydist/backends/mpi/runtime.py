@@ -144,7 +144,7 @@ def check_cuda_aware() -> None:
         )
 
 
-class Threads:
+class MpiThreads:
     """The threads of this process that may call MPI.
 
     concurrent      any number at a time
@@ -185,7 +185,7 @@ def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
     started = now = time.monotonic()
     while now < deadline:
         waited = now - started
-        if waited < _patience():
+        if waited < _spin_seconds():
             os.sched_yield()
         else:
             pause = SHORT_SLEEP if waited < DOZE_SECONDS else LONG_SLEEP
@@ -197,9 +197,9 @@ def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
 
 
 @cache
-def _patience() -> float:
+def _spin_seconds() -> float:
     """Return the seconds until a wait begins to sleep."""
-    here = launcher_env.place().local_size or 1
+    here = launcher_env.placement().local_size or 1
     enough = here <= (os.cpu_count() or 1)
     return YIELD_SECONDS_WITH_CORES if enough else YIELD_SECONDS
 

@@ -47,7 +47,7 @@ class Communicator(Protocol):
 
     Addresses, streams, types and operations are integers, as nccl.h has them. Counts are of
     elements: of one rank's block in `all_gather` and `reduce_scatter`. The calls raise the
-    binding's exceptions, which `meaning` translates.
+    binding's exceptions, which `as_nccl_error` translates.
 
     calls       lock held during a call, since a communicator takes one at a time
     capability  the lowest of all ranks' GPUs: 90 for 9.0
@@ -102,7 +102,7 @@ class Binding(Protocol):
         If it raises, NCCL may treat this thread as inside a group, so end the thread.
         """
 
-    def meaning(self, error: BaseException) -> NcclError | None:
+    def as_nccl_error(self, error: BaseException) -> NcclError | None:
         """Return the NcclError for the binding's exception if NCCL refused a call; None for any
         other error."""
 
@@ -116,7 +116,7 @@ class CupyNccl:
         nccl = self._nccl = load_cupy()
         self.group_start: Callable[[], None] = nccl.groupStart
         self.group_end: Callable[[], None] = nccl.groupEnd
-        self._supplement = LibNccl()
+        self._libnccl = LibNccl()
 
     def version(self) -> int:
         return int(self._nccl.get_version())
@@ -126,14 +126,14 @@ class CupyNccl:
 
     def init(self, size: int, unique_id: bytes, rank: int) -> CupyCommunicator:
         return CupyCommunicator(
-            self._nccl.NcclCommunicator(size, unique_id, rank), self._supplement, self.meaning
+            self._nccl.NcclCommunicator(size, unique_id, rank), self._libnccl, self.as_nccl_error
         )
 
-    def meaning(self, error: BaseException) -> NcclError | None:
+    def as_nccl_error(self, error: BaseException) -> NcclError | None:
         if isinstance(error, NcclError):
             return error
         if isinstance(error, self._nccl.NcclError):
-            more = self._supplement.last_error()
+            more = self._libnccl.last_error()
             return NcclError(f"{error}{f' ({more})' if more else ''}", error.status)
         # The binding has no text for results of newer libraries.
         if isinstance(error, KeyError) and error.args and error.args[0] in (IN_PROGRESS, TIMEOUT):
@@ -150,7 +150,7 @@ class CupyNccl:
 alive: set[Any] = set()  # communicators that have not ended
 
 
-class Ending:
+class EndsOnce:
     """The end of a communicator. The first thread that requests it runs it, and the others wait,
     since two would free it twice. The communicator is `alive` until that is over."""
 
@@ -181,15 +181,15 @@ class Ending:
             self._gone.set()
 
 
-class CupyCommunicator(Ending):
+class CupyCommunicator(EndsOnce):
     """One of cupy's communicators. It is ended explicitly, never by the garbage collector, which
     could block at any place."""
 
     def __init__(
         self,
         comm: Any,
-        supplement: LibNccl,
-        meaning: Callable[[BaseException], NcclError | None],
+        libnccl: LibNccl,
+        as_nccl_error: Callable[[BaseException], NcclError | None],
     ) -> None:
         self.all_reduce = comm.allReduce
         self.reduce = comm.reduce
@@ -200,22 +200,22 @@ class CupyCommunicator(Ending):
         self.recv = comm.recv
         self._comm: Any = comm
         self._pointer = int(comm.comm)
-        self._supplement = supplement
-        self._meaning = meaning
+        self._libnccl = libnccl
+        self._as_nccl_error = as_nccl_error
         super().__init__()
 
     def async_error(self) -> str:
         with self._lock:  # it must not end during this query
-            return "" if self._ended else self._met()
+            return "" if self._ended else self._next_error()
 
-    def _met(self) -> str:
-        code = self._supplement.async_error(self._pointer)
+    def _next_error(self) -> str:
+        code = self._libnccl.async_error(self._pointer)
         if code is not None:
-            return "" if code in (0, IN_PROGRESS) else self._supplement.text(code)
+            return "" if code in (0, IN_PROGRESS) else self._libnccl.text(code)
         try:
             self._comm.check_async_error()
         except Exception as error:
-            found = self._meaning(error)
+            found = self._as_nccl_error(error)
             if found is None:
                 raise
             return str(found)
@@ -224,18 +224,18 @@ class CupyCommunicator(Ending):
     def premul(self, type_code: int, scalar: bytes) -> int:
         with self._lock:
             self._check()
-            return self._supplement.premul(self._pointer, type_code, scalar)
+            return self._libnccl.premul(self._pointer, type_code, scalar)
 
     def drop_premul(self, op: int) -> None:
         with self._lock:
             if not self._ended:
-                self._supplement.drop_premul(self._pointer, op)
+                self._libnccl.drop_premul(self._pointer, op)
 
     def abort(self) -> None:
         self._end(self._comm.abort)
 
     def destroy(self) -> None:
-        self._end(lambda: self._supplement.finalize(self._pointer), self._comm.destroy)
+        self._end(lambda: self._libnccl.finalize(self._pointer), self._comm.destroy)
 
 
 def abort_all() -> None:
@@ -302,13 +302,13 @@ def load() -> Binding:
         raise ValueError(f"CYDIST_NCCL_BINDING={wanted!r}: there are cupy and nccl4py")
     if binding.version() < NCCL_MINIMUM:
         raise UnsupportedError(
-            f"backend 'nccl' needs NCCL 2.11 or later, and {spelled(binding.version())} is loaded: "
-            f"{INSTALL}"
+            "backend 'nccl' needs NCCL 2.11 or later, and "
+            f"{version_text(binding.version())} is loaded: {INSTALL}"
         )
     return binding
 
 
-def spelled(version: int) -> str:
+def version_text(version: int) -> str:
     """Return NCCL's version number for messages: 22809 is "2.28.9"."""
     major, rest = divmod(version, 10000)
     return f"{major}.{rest // 100}.{rest % 100}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import cydist.backends.nccl.cuda as gpus
 from cydist import _native
-from cydist.backends.nccl.binding import UNIQUE_ID_BYTES, Binding, Communicator, spelled
+from cydist.backends.nccl.binding import UNIQUE_ID_BYTES, Binding, Communicator, version_text
 from cydist.errors import (
     DistBackendError,
     DistError,
@@ -150,7 +150,7 @@ def join(
     said = [
         json.loads(text) for text in exchange.all_ranks("here", json.dumps(own).encode(), deadline)
     ]
-    _fit(said, ranks, name)
+    _check_fit(said, ranks, name)
     unique_id = binding.unique_id() if rank == 0 else b""
     unique_id = exchange.all_ranks("id", unique_id, deadline)[0]
     try:
@@ -168,12 +168,12 @@ def join(
     return comm
 
 
-def _fit(said: list[dict[str, object]], ranks: Sequence[int], name: str) -> None:
+def _check_fit(said: list[dict[str, object]], ranks: Sequence[int], name: str) -> None:
     """Raise RendezvousError for ranks that NCCL would refuse, or hang on."""
     versions = [each["version"] for each in said]
     if len(set(versions)) > 1:
         texts = ", ".join(
-            f"rank {r}: {spelled(int(str(v)))}" for r, v in zip(ranks, versions, strict=True)
+            f"rank {r}: {version_text(int(str(v)))}" for r, v in zip(ranks, versions, strict=True)
         )
         raise RendezvousError(
             f"group {name!r} of backend 'nccl': the ranks have different versions of NCCL: {texts}",
@@ -222,11 +222,11 @@ def _init(
                     group=name,
                 )
     if errors:
-        meaning = binding.meaning(errors[0])
-        if meaning is None:
+        nccl_error = binding.as_nccl_error(errors[0])
+        if nccl_error is None:
             raise errors[0]
         raise DistBackendError(
-            f"group {name!r} of backend 'nccl': NCCL makes no communicator: {meaning}. "
+            f"group {name!r} of backend 'nccl': NCCL makes no communicator: {nccl_error}. "
             "NCCL_DEBUG=WARN says why",
             group=name,
         ) from errors[0]

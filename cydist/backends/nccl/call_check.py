@@ -26,7 +26,7 @@ LENGTH = struct.Struct("<q")
 LEAVING = -1  # in place of a length: that rank destroys its group normally
 
 
-class Neighbours(Protocol):
+class NoteChannel(Protocol):
     """The connection to the next rank, and from the previous one. Its methods do not block."""
 
     def send(self, data: bytes) -> bool:
@@ -36,11 +36,11 @@ class Neighbours(Protocol):
         """Return notes of the previous rank, or None. Raises DistError if it is lost; b"" is its
         last message before it leaves."""
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         """Notify the next rank that this one leaves; may block for `seconds`."""
 
 
-class HostNeighbours:
+class HostNoteChannel:
     """Neighbours over a group of CPU memory with the same ranks. The tag is used for nothing
     else."""
 
@@ -59,7 +59,7 @@ class HostNeighbours:
         self._sent = [self._isend(LENGTH.pack(len(data))), self._isend(data)]
         return True
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         """Notify the next rank that this one leaves."""
         self._sent.append(self._isend(LENGTH.pack(LEAVING)))
         for work in self._sent:
@@ -68,11 +68,13 @@ class HostNeighbours:
     def _isend(self, data: bytes) -> Work:
         array = _native.empty(len(data))
         memoryview(array)[:] = data
-        return _undue(self._host.isend(array, self._next, NOTES_TAG))
+        return _without_deadline(self._host.isend(array, self._next, NOTES_TAG))
 
     def receive(self) -> bytes | None:
         if self._coming is None:
-            self._coming = _undue(self._host.irecv(self._length, self._before, NOTES_TAG))
+            self._coming = _without_deadline(
+                self._host.irecv(self._length, self._before, NOTES_TAG)
+            )
         if not self._coming.is_completed():
             return None
         error = self._coming.exception()
@@ -86,11 +88,11 @@ class HostNeighbours:
         if nbytes == LEAVING:
             return b""
         self._data = _native.empty(nbytes)
-        self._coming = _undue(self._host.irecv(self._data, self._before, NOTES_TAG))
+        self._coming = _without_deadline(self._host.irecv(self._data, self._before, NOTES_TAG))
         return self.receive()
 
 
-def _undue(work: Work) -> Work:
+def _without_deadline(work: Work) -> Work:
     """Remove the deadline of notes: a rank may be idle for longer than a call may take, and hanging
     calls have their own deadlines."""
     work.due(None)
@@ -117,8 +119,8 @@ class CallCheck:
     """Compares this rank's notes with those of the previous rank. A note is a line: a number and a
     text."""
 
-    def __init__(self, neighbours: Neighbours) -> None:
-        self._neighbours = neighbours
+    def __init__(self, neighbours: NoteChannel) -> None:
+        self._channel = neighbours
         self._noted: deque[tuple[int, Note]] = deque()  # appended by threads that make calls
         self._unsent: list[str] = []
         self._ours: list[str] = []
@@ -131,7 +133,7 @@ class CallCheck:
         """Note a call of this rank. Cheap, and allowed on any thread."""
         self._noted.append((seq, note))
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         """Send the last message to the next rank, after all notes. Best effort."""
         if self.lost is not None:
             return
@@ -140,7 +142,7 @@ class CallCheck:
             while (self._noted or self._unsent) and time.monotonic() < end:
                 self._send()
                 time.sleep(0.001)
-            self._neighbours.leave(max(0.0, end - time.monotonic()))
+            self._channel.send_goodbye(max(0.0, end - time.monotonic()))
         except DistError as error:
             self.lost = error
 
@@ -150,7 +152,7 @@ class CallCheck:
         left = self._noted or self._unsent or self._ours
         return bool(left) and not (self.before_left or self.lost)
 
-    def step(self) -> None:
+    def poll(self) -> None:
         """Send and receive without blocking. Raises CallsDiffer."""
         try:
             self._send()
@@ -176,21 +178,21 @@ class CallCheck:
         self._theirs = [line for line in self._theirs if line not in same]
 
     def _send(self) -> None:
-        lines = [f"{seq} {_text(note)}" for seq, note in self._taken()]
+        lines = [f"{seq} {_text(note)}" for seq, note in self._take_notes()]
         self._ours += lines
         self._unsent += lines
         if not self._unsent or self.lost is not None:
             return
-        if self._neighbours.send("\n".join(self._unsent).encode()):
+        if self._channel.send("\n".join(self._unsent).encode()):
             self._unsent = []
 
-    def _taken(self) -> list[tuple[int, Note]]:
+    def _take_notes(self) -> list[tuple[int, Note]]:
         """Return and clear the notes made until now."""
         return [self._noted.popleft() for _ in range(len(self._noted))]
 
     def _receive(self) -> None:
         while not self.before_left and self.lost is None:
-            found = self._neighbours.receive()
+            found = self._channel.receive()
             if found is None:
                 return
             if not found:

@@ -26,7 +26,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     Raises UnsupportedError, which names what is missing (cupy, NCCL, a GPU), before it waits for
     other ranks. Also raises as `bootstrap.join`.
     """
-    from cydist.backends.host.create import endpoint
+    from cydist.backends.host.create import make_endpoint
 
     priority = high_priority(pg_options)
     binding()
@@ -35,7 +35,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     members = list(options.global_ranks_in_group)
     inner = store.part("host", members, f"making group {options.group_id!r}")
     host = ControlGroup(
-        endpoint(options._replace(store=inner)), options.group_rank, range(options.group_size),
+        make_endpoint(options._replace(store=inner)), options.group_rank, range(options.group_size),
         timeout=options.timeout, name=options.group_id, ranks=members,
     )  # fmt: skip
     return make(host, store_exchange(store, host), store, priority)

@@ -68,7 +68,7 @@ class EnqueueMixin(FailureMixin):
             if async_op or array is None or self._blocking_wait:
                 work = self._start_work(call, array, async_op or array is None, body, result)
             else:
-                stream, own = array_libraries.place_of(array)
+                stream, own = array_libraries.stream_and_capture(array)
                 flight, capturing = self._enqueue(call, array, [stream], stream, body, result)
                 flight.reusable = not capturing
                 if own and not capturing:
@@ -90,7 +90,7 @@ class EnqueueMixin(FailureMixin):
         result: object,
     ) -> StreamWork:
         """Enqueue a call, and return its Work."""
-        library = None if array is None else array_libraries.maker_of(array)
+        library = None if array is None else array_libraries.known_library_of(array)
         current = (
             self.gpu.current_streams() if array is None else [array_libraries.stream_of(array)]
         )
@@ -122,23 +122,23 @@ class EnqueueMixin(FailureMixin):
         self._stream_now, self._flight = stream, flight
         try:  # a signal handler may raise anywhere: then no thread must wait for this call
             if not capturing:
-                self._watch.begin(flight)
+                self._watch.add(flight)
             call.seq = self.next_seq()
             self._call = call
             if on_own:
-                self._after(stream, current)
+                self._order_after(stream, current)
                 with self._current(array, stream):
                     body(call)
             else:
                 body(call)
             self._record(flight, stream, capturing)
         except UnsupportedError:
-            self._watch.drop(flight)
+            self._watch.discard(flight)
             if not call.agreed:  # no other rank knows of it, so the next call takes its number
                 self._seq -= 1
             raise
         except BaseException as error:
-            self._watch.drop(flight)
+            self._watch.discard(flight)
             self.on_refused(call, error)
             raise
         finally:
@@ -159,7 +159,7 @@ class EnqueueMixin(FailureMixin):
     def _current(self, array: Array | None, stream: int) -> Iterator[None]:
         """Make the call's stream current for the array's library, which unpacks strided results on
         it."""
-        library = self.gpu.lib if array is None else array_libraries.whose(array)
+        library = self.gpu.lib if array is None else array_libraries.library_of(array)
         with library.on_stream(self.gpu.index, stream):
             yield
 
@@ -174,7 +174,7 @@ class EnqueueMixin(FailureMixin):
             flight.capture = self.gpu.capture(stream)
             self._captured.append((event, flight.keep))
 
-    def _after(self, stream: int, current: Sequence[int]) -> None:
+    def _order_after(self, stream: int, current: Sequence[int]) -> None:
         """Make later work on `stream` wait for the present work of those streams."""
         library, index = self.gpu.lib, self.gpu.index
         for each in current:
@@ -197,7 +197,7 @@ class EnqueueMixin(FailureMixin):
             return self.gpu.current_streams()
         return [library.current_stream(self.gpu.index)]
 
-    def follow(self, flight: InFlight, library: ArrayLibrary | None) -> list[int]:
+    def make_streams_wait(self, flight: InFlight, library: ArrayLibrary | None) -> list[int]:
         """Make the current streams wait for a call, and return them."""
         self.gpu.use()
         streams, capturing = self._captured_of(self._current_streams(library))

@@ -67,7 +67,7 @@ class FailureMixin(ProcessGroup):
     def on_timeout(self, call: StreamCall) -> None:
         """Fail the group because the call's deadline has passed."""
         call_check = self._watch.call_check
-        text = f"{self.where(call)}: timeout: the GPU has not come past it"
+        text = f"{self.describe_stream_call(call)}: timeout: the GPU has not come past it"
         ranks: tuple[int, ...] = ()
         if call_check is not None and call.seq > call_check.before_reached:
             before = self.ranks[(self._rank - 1) % self._size]
@@ -85,7 +85,8 @@ class FailureMixin(ProcessGroup):
             self._on_unnamed_loss(call, f"NCCL says: {why}")
             return
         error = DistBackendError(
-            f"{self.where(call)}: {'NCCL' if isinstance(why, str) else 'the GPU'} says: {why}",
+            f"{self.describe_stream_call(call)}: "
+            f"{'NCCL' if isinstance(why, str) else 'the GPU'} says: {why}",
             op=call.name, seq=call.seq, group=self.group_name,
         )  # fmt: skip
         if isinstance(why, BaseException):
@@ -100,7 +101,7 @@ class FailureMixin(ProcessGroup):
             self.on_control_error(found)
             return
         error = PeerFailedError(
-            f"{self.where(call)}: {text}",
+            f"{self.describe_stream_call(call)}: {text}",
             op=call.name, seq=call.seq, group=self.group_name, ranks=found,
         )  # fmt: skip
         self.fail(error, self.describe(call), call)
@@ -120,7 +121,7 @@ class FailureMixin(ProcessGroup):
                 if isinstance(error, PeerFailedError) and error.ranks:  # others name living ranks
                     return tuple(error.ranks)
             with contextlib.suppress(CallsDiffer):
-                call_check.step()
+                call_check.poll()
             time.sleep(0.01)
         return ()
 
@@ -142,7 +143,7 @@ class FailureMixin(ProcessGroup):
         kind = type(error) if isinstance(error, DistError) else PeerFailedError
         self.fail(
             kind(
-                f"{self.where(call)}: {error}",
+                f"{self.describe_stream_call(call)}: {error}",
                 op=call.name, seq=call.seq, group=self.group_name,
                 ranks=getattr(error, "ranks", ()),
             ),
@@ -153,16 +154,16 @@ class FailureMixin(ProcessGroup):
         """Fail the group for an exception during enqueuing, and raise cydist's error for it."""
         if self._failed is not None:  # it was ended by another thread
             raise self.failure_of(call) from error
-        meaning = self.binding.meaning(error)
-        if meaning is None:
+        nccl_error = self.binding.as_nccl_error(error)
+        if nccl_error is None:
             self.fail(error, self.describe(call), call)
             return
         # as `on_device_error`, which an immediate next call precedes
-        if meaning.status == REMOTE:
-            self._refused_by_remote(call, f"NCCL refuses it: {meaning}")
+        if nccl_error.status == REMOTE:
+            self._refused_by_remote(call, f"NCCL refuses it: {nccl_error}")
             raise self.failure_of(call) from error
         failed = DistBackendError(
-            f"{self.where(call)}: NCCL refuses it: {meaning}",
+            f"{self.describe_stream_call(call)}: NCCL refuses it: {nccl_error}",
             op=call.name, seq=call.seq, group=self.group_name,
         )  # fmt: skip
         self.fail(failed, self.describe(call), call)
@@ -192,9 +193,9 @@ class FailureMixin(ProcessGroup):
             self._watch.stop()
             ending = self._ending(abort=True)  # this may take long
             if self._control is not None:
-                self._control.tell(error)
+                self._control.broadcast(error)
             self.host.fail(error, call)
-        _joined(ending)
+        _join(ending)
         self._end_process(error)
 
     def _end_process(self, error: BaseException) -> None:
@@ -234,19 +235,21 @@ class FailureMixin(ProcessGroup):
     def end_comm(self, *, abort: bool) -> bool:
         """End the communicator, and return whether NCCL has returned within ABORT_SECONDS."""
         ending = self._ending(abort=abort)
-        _joined(ending)
+        _join(ending)
         return not ending.is_alive()
 
     def _ending(self, *, abort: bool) -> threading.Thread:
         """Return a thread that ends the communicator."""
         comm, gpu = self.comm, self.gpu
-        nobody = self._left(0.0)  # checked here, since this thread may itself be in a call
+        nobody = self._wait_until_left(
+            0.0
+        )  # checked here, since this thread may itself be in a call
 
         def run() -> None:
             # The communicator must not vanish under a thread that is about to call NCCL. But a
             # thread that hangs in NCCL returns only through the abort.
             if not nobody:
-                self._left(CALL_SECONDS)
+                self._wait_until_left(CALL_SECONDS)
             # A new thread is on GPU 0 at first, and would leave a context there.
             with contextlib.suppress(Exception):  # the thread goes on if that fails
                 gpu.adopt()
@@ -259,7 +262,7 @@ class FailureMixin(ProcessGroup):
         thread.start()
         return thread
 
-    def _left(self, seconds: float) -> bool:
+    def _wait_until_left(self, seconds: float) -> bool:
         """Wait until no other thread is in a call. New calls are refused by now."""
         left = self._lock.acquire(timeout=seconds)
         if left:
@@ -291,7 +294,7 @@ class FailureMixin(ProcessGroup):
             if numbered or call is self._ended_by:
                 return cause
         error = GroupFailedError(
-            f"{self.where(call)}: the group failed while it was under way "
+            f"{self.describe_stream_call(call)}: the group failed while it was under way "
             f"({type(cause).__name__}: {cause})",
             op=call.name, seq=call.seq, group=self.group_name, ranks=getattr(cause, "ranks", ()),
         )  # fmt: skip
@@ -304,7 +307,7 @@ class FailureMixin(ProcessGroup):
         """Return "all_reduce #12"; messages have no number."""
         return f"{call.name} #{call.seq}" if call.seq else call.name
 
-    def where(self, call: StreamCall) -> str:
+    def describe_stream_call(self, call: StreamCall) -> str:
         """Return the call's name, its group, its rank and its start time, for messages."""
         here = self.ranks[self._rank]
         waited = max(0.0, time.monotonic() - call.began)
@@ -318,7 +321,7 @@ class FailureMixin(ProcessGroup):
         return self._watch.oldest or self._call
 
 
-def _joined(ending: threading.Thread) -> None:
+def _join(ending: threading.Thread) -> None:
     """Wait for a communicator's end, except in the watchdog's thread, which has other groups."""
     if threading.current_thread().name != "cydist-nccl-watch":
         ending.join(ABORT_SECONDS)

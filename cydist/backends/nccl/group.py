@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from cydist import config
 from cydist.backends.host.chunking import adjacent
 from cydist.backends.nccl import plans
-from cydist.backends.nccl.call_check import CallCheck, HostNeighbours
+from cydist.backends.nccl.call_check import CallCheck, HostNoteChannel
 from cydist.backends.nccl.enqueue import EnqueueMixin
 from cydist.backends.nccl.options import high_priority
-from cydist.backends.nccl.plan_runner import Item, Runner
+from cydist.backends.nccl.plan_runner import PlannedCall, Runner
 from cydist.backends.nccl.reductions import (
     FLOAT8,
-    Reduction,
+    NcclReduction,
     check_factor,
     check_fp8,
     reduction,
@@ -49,7 +49,7 @@ class NcclGroup(EnqueueMixin):
     """A group of ranks with one GPU each.
 
     host    the group of CPU memory with the same ranks
-    alarm   listens on the host group from before any rank has its group; None in a group of one
+    control listens on the host group from before any rank has its group; None in a group of one
             rank
     """
 
@@ -79,7 +79,7 @@ class NcclGroup(EnqueueMixin):
         self._runner = Runner(binding, comm, gpu)
         self._stream = gpu.stream(high_priority)
         self._lock = comm.calls
-        call_check = CallCheck(HostNeighbours(host)) if self._size > 1 else None
+        call_check = CallCheck(HostNoteChannel(host)) if self._size > 1 else None
         self._control = control
         self._broadcasting = threading.RLock()
         self._ended_by: StreamCall | None = None
@@ -88,12 +88,12 @@ class NcclGroup(EnqueueMixin):
         self._flight: InFlight | None = None  # of the call that is being enqueued
         self._stream_now = 0
         self._capturing = False
-        self._collected: list[Item] | None = None  # inside `coalesced`
-        self._messages: list[tuple[Item, StreamWork]] = []
+        self._collected: list[PlannedCall] | None = None  # inside `coalesced`
+        self._messages: list[tuple[PlannedCall, StreamWork]] = []
         self._noted: list[str] = []
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs still use
-        self._blocking_wait = config.NCCL_BLOCKING_WAIT.on()
+        self._blocking_wait = config.NCCL_BLOCKING_WAIT.is_on()
         self.fast_streams = new_enqueuer(self, comm, self._watch, self._lock, self._stream)
 
     @property
@@ -129,13 +129,13 @@ class NcclGroup(EnqueueMixin):
     def _run(
         self, plan: plans.Plan, arrays: Sequence[Array], factor: complex | None = None
     ) -> None:
-        item = Item(plan, arrays, factor)
+        item = PlannedCall(plan, arrays, factor)
         if self._collected is not None:
             self._collected.append(item)
             return
         self._start([item])
 
-    def _start(self, items: Sequence[Item]) -> None:
+    def _start(self, items: Sequence[PlannedCall]) -> None:
         scratch = self._runner.run(items, self._stream_now)
         if scratch and self._flight is not None:
             self._flight.keep = (self._flight.keep, scratch)
@@ -192,13 +192,13 @@ class NcclGroup(EnqueueMixin):
             kind, here if kind == "send" else None, here if kind == "recv" else None, array.nbytes,
             peer=peer,
         )  # fmt: skip
-        item = Item(plans.Plan(((transfer,),) if array.nbytes else ()), [packed], None)
+        item = PlannedCall(plans.Plan(((transfer,),) if array.nbytes else ()), [packed], None)
         with self._lock:
             self.check_usable(name)
             flight = InFlight(
                 StreamCall(name, 0, self.deadline(None)), (array, packed), self._stream
             )
-            library = array_libraries.maker_of(array)
+            library = array_libraries.known_library_of(array)
             streams = [array_libraries.stream_of(array)]
             blocking = self._blocking_wait and not self._captured_of(streams)[1]
             work = StreamWork(self, flight, [array.owner], streams, library, blocking)
@@ -208,7 +208,7 @@ class NcclGroup(EnqueueMixin):
                 self._start_messages([(item, work)])
         return work
 
-    def _start_messages(self, messages: Sequence[tuple[Item, StreamWork]]) -> None:
+    def _start_messages(self, messages: Sequence[tuple[PlannedCall, StreamWork]]) -> None:
         self.gpu.use()
         flights = [work.flight for _, work in messages]
         streams = sorted({stream for _, work in messages for stream in work.streams})
@@ -218,20 +218,20 @@ class NcclGroup(EnqueueMixin):
         try:
             for flight in flights:
                 if not capturing:
-                    self._watch.begin(flight)
-            self._after(self._stream, streams)
+                    self._watch.add(flight)
+            self._order_after(self._stream, streams)
             self._stream_now = self._stream
             self._start([item for item, _ in messages])
             kept: list[Any] = [flight.keep for flight in flights]
             for into, packed in kept:
                 if packed is not into:  # on the group's stream, after the receive
                     with self._current(into, self._stream):
-                        into.take(packed)
+                        into.copy_from(packed)
             for flight in flights:
                 self._record(flight, self._stream, capturing)
         except BaseException as error:
             for flight in flights:
-                self._watch.drop(flight)
+                self._watch.discard(flight)
             self.on_refused(flights[0].call, error)
             raise
 
@@ -241,7 +241,9 @@ class NcclGroup(EnqueueMixin):
         self._note(call, f"of {array.size} {array.dtype_name}, root {root}")
         self._run(plans.broadcast(array.nbytes, root), [array])
 
-    def _how(self, call: Call, array: Array, op: Op) -> tuple[Reduction, complex | None]:
+    def _reduction_for(
+        self, call: Call, array: Array, op: Op
+    ) -> tuple[NcclReduction, complex | None]:
         kind, factor = op_and_factor(op)
         how = reduction(kind, array.dtype_name, self._size == 1)
         if self._size == 1:
@@ -252,17 +254,17 @@ class NcclGroup(EnqueueMixin):
         return how, factor
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        how, factor = self._how(call, array, op)
+        how, factor = self._reduction_for(call, array, op)
         self._note(call, f"of {array.size} {array.dtype_name}, op {how.name}")
         self._run(plans.all_reduce(self._rank, self._size, array.size, how), [array], factor)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        how, factor = self._how(call, array, op)
+        how, factor = self._reduction_for(call, array, op)
         self._note(call, f"of {array.size} {array.dtype_name}, op {how.name}, root {root}")
         self._run(plans.reduce(self._rank, self._size, array.size, root, how), [array], factor)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
-        how, factor = self._how(call, output, op)
+        how, factor = self._reduction_for(call, output, op)
         counts = tuple(each.size for each in inputs)
         self._note(call, f"of {plans.describe_counts(counts)} {output.dtype_name}, op {how.name}")
         plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
@@ -309,7 +311,7 @@ class NcclGroup(EnqueueMixin):
         self._note(call, "")
         if self._token is None:
             self._token = self.gpu.lib.allocate(self.gpu.index, 1)
-        sum_ = Reduction("SUM", 0, "uint8")
+        sum_ = NcclReduction("SUM", 0, "uint8")
         self._run(plans.all_reduce(self._rank, self._size, 1, sum_), [self._token])
 
     # Other groups, and the end.
@@ -354,7 +356,7 @@ class NcclGroup(EnqueueMixin):
             watch.poll()
             time.sleep(0.001)
         if self._failed is None:
-            watch.leave(LEAVE_SECONDS)
+            watch.end_group(LEAVE_SECONDS)
         if self.end_comm(abort=self._failed is not None):
             # Wait for calls through their events, since a lost device has lost its streams, too.
             with suppress(Exception):

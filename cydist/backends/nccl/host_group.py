@@ -42,12 +42,12 @@ class ControlListener:
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host
         self._lock = threading.Lock()  # shared by the watchdog and threads that make calls
-        self._heard = _native.empty(FAILURE_BYTES)
-        self._coming: Work | None = host.irecv(self._heard, None, FAILURE_TAG)
+        self._failure = _native.empty(FAILURE_BYTES)
+        self._coming: Work | None = host.irecv(self._failure, None, FAILURE_TAG)
         self.lost: BaseException | None = None  # why no more notices can arrive
         self._coming.due(None)  # without errors it waits longer than a call may take
 
-    def tell(self, error: BaseException) -> None:
+    def broadcast(self, error: BaseException) -> None:
         """Notify all ranks; best effort."""
         words = {
             "kind": type(error).__name__,
@@ -76,7 +76,7 @@ class ControlListener:
         self.lost = coming.exception()
         if self.lost is not None:
             return None
-        said = json.loads(bytes(memoryview(self._heard)))
+        said = json.loads(bytes(memoryview(self._failure)))
         kind, text = getattr(errors, said["kind"], None), said["text"]
         if not (isinstance(kind, type) and issubclass(kind, errors.DistError)):
             kind, text = errors.DistBackendError, f"{said['kind']}: {text}".removesuffix(": ")

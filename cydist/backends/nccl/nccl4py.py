@@ -16,7 +16,7 @@ from cydist.backends.nccl.binding import (
     IN_PROGRESS,
     INSTALL,
     UNIQUE_ID_BYTES,
-    Ending,
+    EndsOnce,
     NcclError,
 )
 from cydist.backends.nccl.libnccl import ON_HOST
@@ -55,7 +55,7 @@ class Nccl4py:
         comm = self._nccl.comm_init_rank(size, given.ptr, rank)
         return Nccl4pyCommunicator(self._nccl, comm)
 
-    def meaning(self, error: BaseException) -> NcclError | None:
+    def as_nccl_error(self, error: BaseException) -> NcclError | None:
         if isinstance(error, NcclError):
             return error
         if isinstance(error, self._nccl.NCCLError):
@@ -79,7 +79,7 @@ def check_version() -> None:
         )
 
 
-class Nccl4pyCommunicator(Ending):
+class Nccl4pyCommunicator(EndsOnce):
     """One of nccl4py's communicators."""
 
     def __init__(self, nccl: Any, comm: Any) -> None:

@@ -21,7 +21,7 @@ MOST_FACTORS = 32  # factors of PREMUL_SUM, whose operations are kept for later 
 NAME_OF = {code: name for name, code in TYPES.items()}
 
 
-class Item(NamedTuple):
+class PlannedCall(NamedTuple):
     """A plan, with the arrays and the factor of its call."""
 
     plan: Plan
@@ -38,7 +38,7 @@ class Runner:
         self._gpu = gpu
         self._premuls: dict[tuple[int, bytes], int] = {}
 
-    def run(self, items: Sequence[Item], stream: int) -> list[Array]:
+    def run(self, items: Sequence[PlannedCall], stream: int) -> list[Array]:
         """Enqueue plans that do not depend on each other, and return their scratch memory.
 
         All k-th phases of NCCL calls begin and end together, as on all other ranks.

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from cydist._native import ITEMSIZES
-from cydist.backends.nccl.reductions import UINT8, Reduction
+from cydist.backends.nccl.reductions import UINT8, NcclReduction
 
 
 class BufferRange(NamedTuple):
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
         return None
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
+def _offsets(sizes: Sequence[int]) -> list[int]:
     starts, total = [], 0
     for size in sizes:
         starts.append(total)
@@ -86,7 +86,7 @@ def _starts(sizes: Sequence[int]) -> list[int]:
     return starts
 
 
-def _together(transfers: Sequence[Transfer]) -> tuple[Phase, ...]:
+def _phase(transfers: Sequence[Transfer]) -> tuple[Phase, ...]:
     """Return one phase of the transfers that move data; empty ones are left out on both sides."""
     moving = tuple(each for each in transfers if each.elements)
     return (moving,) if moving else ()
@@ -104,7 +104,7 @@ def _copies(pairs: Sequence[tuple[BufferRange, BufferRange, int]]) -> tuple[Phas
 def broadcast(nbytes: int, root: int) -> Plan:
     """Copy array 0 of the root to array 0 of all ranks."""
     here = BufferRange(0)
-    return Plan(_together([Transfer("broadcast", here, here, nbytes, peer=root)]))
+    return Plan(_phase([Transfer("broadcast", here, here, nbytes, peer=root)]))
 
 
 @lru_cache(1024)
@@ -118,7 +118,7 @@ def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
     nbytes = sizes[rank]
     if len(set(sizes)) > 1:
         return Plan(
-            _together(
+            _phase(
                 [
                     Transfer(
                         "broadcast",
@@ -132,10 +132,10 @@ def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
             )
         )
     if adjacent:
-        return Plan(_together([Transfer("all_gather", BufferRange(0), BufferRange(1), nbytes)]))
+        return Plan(_phase([Transfer("all_gather", BufferRange(0), BufferRange(1), nbytes)]))
     gathered = Transfer("all_gather", BufferRange(0), BufferRange(-1), nbytes)
     copies = [(BufferRange(1 + r), BufferRange(-1, r * nbytes), nbytes) for r in range(len(sizes))]
-    return Plan((*_together([gathered]), *_copies(copies)), (nbytes * len(sizes),))
+    return Plan((*_phase([gathered]), *_copies(copies)), (nbytes * len(sizes),))
 
 
 @lru_cache(1024)
@@ -151,7 +151,7 @@ def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: 
     for r, n in enumerate(sizes):
         if not (own and r == rank):
             transfers.append(Transfer("recv", None, BufferRange(1 + r), n, peer=r))
-    return Plan(_together(transfers))
+    return Plan(_phase(transfers))
 
 
 @lru_cache(1024)
@@ -165,7 +165,7 @@ def scatter(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place:
     ]
     if not own:
         transfers.append(Transfer("recv", None, BufferRange(0), nbytes, peer=root))
-    return Plan(_together(transfers))
+    return Plan(_phase(transfers))
 
 
 @lru_cache(1024)
@@ -177,38 +177,38 @@ def all_to_all(outputs: tuple[int, ...], inputs: tuple[int, ...]) -> Plan:
         Transfer("send", BufferRange(p + r), None, n, peer=r) for r, n in enumerate(inputs)
     ]
     transfers += [Transfer("recv", None, BufferRange(r), n, peer=r) for r, n in enumerate(outputs)]
-    return Plan(_together(transfers))
+    return Plan(_phase(transfers))
 
 
 # Reductions. Counts are of the user's elements.
 
 
 @lru_cache(1024)
-def all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
+def all_reduce(rank: int, p: int, count: int, how: NcclReduction) -> Plan:
     """Reduce array 0 of all ranks into array 0 of all ranks."""
     if how.scale and p == 1:
-        return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
+        return Plan(_prepare_phases(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
         return _combined_all_reduce(rank, p, count, how)
     before, source, result, after, scratch = _with_scratch(p, count, how)
     transfer = Transfer("all_reduce", source, result, count * how.width, how.type_code, how.op)
-    return Plan((*before, *_together([transfer]), *after), scratch)
+    return Plan((*before, *_phase([transfer]), *after), scratch)
 
 
 @lru_cache(1024)
-def reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
+def reduce(rank: int, p: int, count: int, root: int, how: NcclReduction) -> Plan:
     """Reduce array 0 of all ranks into the root's array 0."""
     if how.scale and p == 1:
-        return Plan(_prepared(BufferRange(0), BufferRange(0), count, how))
+        return Plan(_prepare_phases(BufferRange(0), BufferRange(0), count, how))
     if how.op is None:
         return _combined_reduce(rank, p, count, root, how)
     before, source, result, after, scratch = _with_scratch(p, count, how)
     transfer = Transfer("reduce", source, result, count * how.width, how.type_code, how.op, root)
-    return Plan((*before, *_together([transfer]), *(after if rank == root else ())), scratch)
+    return Plan((*before, *_phase([transfer]), *(after if rank == root else ())), scratch)
 
 
 @lru_cache(1024)
-def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent: bool) -> Plan:
+def reduce_scatter(rank: int, counts: tuple[int, ...], how: NcclReduction, adjacent: bool) -> Plan:
     """Reduce array 1 + r of all ranks into array 0 of rank r.
 
     adjacent    whether the inputs are adjacent in memory
@@ -217,7 +217,7 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
     """
     p, size = len(counts), ITEMSIZES[how.dtype] * how.width
     if how.scale and p == 1:
-        return Plan(_prepared(BufferRange(0), BufferRange(1), counts[0], how))
+        return Plan(_prepare_phases(BufferRange(0), BufferRange(1), counts[0], how))
     if how.op is None:
         return _combined_reduce_scatter(rank, counts, how)
     even = len(set(counts)) == 1
@@ -225,11 +225,11 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
     scratch: list[int] = []
     sources = [BufferRange(1 + r) for r in range(p)]
     if how.wide or how.scale or (even and not adjacent):
-        starts = _starts([n * size for n in counts])
+        starts = _offsets([n * size for n in counts])
         sources = [BufferRange(-1, start) for start in starts]
         scratch.append(sum(counts) * size)
         for r, n in enumerate(counts):
-            phases += _prepared(sources[r], BufferRange(1 + r), n, how)
+            phases += _prepare_phases(sources[r], BufferRange(1 + r), n, how)
     result = BufferRange(0)
     if how.wide:
         scratch.append(counts[rank] * size)
@@ -249,13 +249,13 @@ def reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction, adjacent:
             )
             for r, n in enumerate(counts)
         ]  # fmt: skip
-    phases += _together(transfers)
-    phases += _finished(p, BufferRange(0), result, counts[rank], how)
+    phases += _phase(transfers)
+    phases += _finish_phases(p, BufferRange(0), result, counts[rank], how)
     return Plan(tuple(phases), tuple(scratch))
 
 
 def _with_scratch(
-    p: int, count: int, how: Reduction
+    p: int, count: int, how: NcclReduction
 ) -> tuple[tuple[Phase, ...], BufferRange, BufferRange, tuple[Phase, ...], tuple[int, ...]]:
     """Return, for a reduction of array 0 in place, the phases before NCCL's call, its input and
     output, the phases after it, and the scratch bytes."""
@@ -263,16 +263,19 @@ def _with_scratch(
     scratch = (count * ITEMSIZES[how.dtype] * how.width,)
     if how.wide:
         return (
-            _prepared(other, own, count, how), other, other, _finished(p, own, other, count, how),
+            _prepare_phases(other, own, count, how),
+            other,
+            other,
+            _finish_phases(p, own, other, count, how),
             scratch,
-        )  # fmt: skip
+        )
     if how.scale:
-        return _prepared(other, own, count, how), other, own, (), scratch
-    return (), own, own, _finished(p, own, own, count, how), ()
+        return _prepare_phases(other, own, count, how), other, own, (), scratch
+    return (), own, own, _finish_phases(p, own, own, count, how), ()
 
 
-def _prepared(
-    into: BufferRange, source: BufferRange, count: int, how: Reduction
+def _prepare_phases(
+    into: BufferRange, source: BufferRange, count: int, how: NcclReduction
 ) -> tuple[Phase, ...]:
     """Return the steps that convert the user's elements to those that NCCL reduces."""
     if not count:
@@ -284,8 +287,8 @@ def _prepared(
     return _copies([(into, source, count * ITEMSIZES[how.dtype] * how.width)])
 
 
-def _finished(
-    p: int, into: BufferRange, source: BufferRange, count: int, how: Reduction
+def _finish_phases(
+    p: int, into: BufferRange, source: BufferRange, count: int, how: NcclReduction
 ) -> tuple[Phase, ...]:
     """Return the steps that convert NCCL's elements back to the user's."""
     if not count:
@@ -302,11 +305,11 @@ def _finished(
 # Reductions that NCCL lacks: each rank sends block r to rank r, which combines it.
 
 
-def _exchanged(
+def _exchange_phases(
     rank: int,
     inputs: Sequence[BufferRange],
     counts: Sequence[int],
-    how: Reduction,
+    how: NcclReduction,
     into: BufferRange,
 ) -> tuple[tuple[Phase, ...], int]:
     """Send input r to rank r and combine the received blocks into `into`; also return the scratch
@@ -317,19 +320,19 @@ def _exchanged(
         Transfer("recv", None, arrived[r], own * size, peer=r) for r in range(p)
     ]
     combined = LocalKernel("combine", into, tuple(arrived), own, how.dtype, name=how.name)
-    return (*_together(transfers), *((combined,) if own else ())), p * own * size
+    return (*_phase(transfers), *((combined,) if own else ())), p * own * size
 
 
-def _cut(p: int, count: int, how: Reduction) -> tuple[list[int], list[BufferRange]]:
+def _cut(p: int, count: int, how: NcclReduction) -> tuple[list[int], list[BufferRange]]:
     """Cut array 0 into a block for each rank."""
     whole, rest = divmod(count, p)
     counts = [whole + (r < rest) for r in range(p)]
-    return counts, [BufferRange(0, start * ITEMSIZES[how.dtype]) for start in _starts(counts)]
+    return counts, [BufferRange(0, start * ITEMSIZES[how.dtype]) for start in _offsets(counts)]
 
 
-def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
+def _combined_all_reduce(rank: int, p: int, count: int, how: NcclReduction) -> Plan:
     counts, blocks = _cut(p, count, how)
-    phases, scratch = _exchanged(rank, blocks, counts, how, blocks[rank])
+    phases, scratch = _exchange_phases(rank, blocks, counts, how, blocks[rank])
     size = ITEMSIZES[how.dtype]
     if len(set(counts)) == 1:
         spread = [Transfer("all_gather", blocks[rank], BufferRange(0), counts[0] * size)]
@@ -338,15 +341,15 @@ def _combined_all_reduce(rank: int, p: int, count: int, how: Reduction) -> Plan:
             Transfer("broadcast", blocks[r], blocks[r], n * size, peer=r)
             for r, n in enumerate(counts)
         ]
-    return Plan((*phases, *_together(spread)), (scratch,))
+    return Plan((*phases, *_phase(spread)), (scratch,))
 
 
-def _combined_reduce(rank: int, p: int, count: int, root: int, how: Reduction) -> Plan:
+def _combined_reduce(rank: int, p: int, count: int, root: int, how: NcclReduction) -> Plan:
     counts, blocks = _cut(p, count, how)
     size = ITEMSIZES[how.dtype]
     # Ranks other than the root keep their array unchanged.
     result = blocks[rank] if rank == root else BufferRange(-2)
-    phases, scratch = _exchanged(rank, blocks, counts, how, result)
+    phases, scratch = _exchange_phases(rank, blocks, counts, how, result)
     transfers = []
     if rank != root:
         transfers.append(Transfer("send", result, None, counts[rank] * size, peer=root))
@@ -356,12 +359,12 @@ def _combined_reduce(rank: int, p: int, count: int, root: int, how: Reduction) -
             for r, n in enumerate(counts)
             if r != root
         ]
-    return Plan((*phases, *_together(transfers)), (scratch, counts[rank] * size))
+    return Plan((*phases, *_phase(transfers)), (scratch, counts[rank] * size))
 
 
-def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: Reduction) -> Plan:
+def _combined_reduce_scatter(rank: int, counts: tuple[int, ...], how: NcclReduction) -> Plan:
     inputs = [BufferRange(1 + r) for r in range(len(counts))]
-    phases, scratch = _exchanged(rank, inputs, counts, how, BufferRange(0))
+    phases, scratch = _exchange_phases(rank, inputs, counts, how, BufferRange(0))
     return Plan(phases, (scratch,))
 
 

@@ -47,7 +47,7 @@ _BOOL = {
     RedOpType.BXOR: SUM,
 }
 
-# 1 in each type, which kernels multiply by the factor (Reduction.factor).
+# 1 in each type, which kernels multiply by the factor (NcclReduction.factor).
 ONES = {
     **{f"{sign}int{bits}": (1).to_bytes(bits // 8, "little")
        for bits in (8, 32, 64) for sign in ("", "u")},
@@ -60,7 +60,7 @@ ONES = {
 }  # fmt: skip
 
 
-class Reduction(NamedTuple):
+class NcclReduction(NamedTuple):
     """The implementation of one operation on one dtype.
 
     op          NCCL's operation; None: gathered, and combined by cydist's of that name
@@ -88,7 +88,7 @@ class Reduction(NamedTuple):
 
 
 @cache
-def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> Reduction:
+def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> NcclReduction:
     """Return the implementation of the operation on this dtype. The caller has checked that it is
     defined.
 
@@ -99,24 +99,24 @@ def reduction(kind: RedOpType, dtype: str, single_rank: bool = False) -> Reducti
     """
     if single_rank:
         scale = dtype if kind is RedOpType.PREMUL_SUM else ""
-        return Reduction(kind.name, SUM, "uint8", width=ITEMSIZES[dtype], scale=scale)
+        return NcclReduction(kind.name, SUM, "uint8", width=ITEMSIZES[dtype], scale=scale)
     if dtype == "bool":
-        return Reduction(kind.name, _BOOL[kind], "uint8", odd=kind is RedOpType.BXOR)
+        return NcclReduction(kind.name, _BOOL[kind], "uint8", odd=kind is RedOpType.BXOR)
     if kind in BITS:
-        return Reduction(kind.name, None, dtype)
+        return NcclReduction(kind.name, None, dtype)
     op = OPERATIONS[kind]
     if dtype in ("complex64", "complex128"):
         if kind is RedOpType.PRODUCT:
-            return Reduction(kind.name, None, dtype)
+            return NcclReduction(kind.name, None, dtype)
         real = "float32" if dtype == "complex64" else "float64"
         # A factor may be complex, on this rank or another, and NCCL's factors are real.
         scale = dtype if kind is RedOpType.PREMUL_SUM else ""
-        return Reduction(kind.name, SUM if scale else op, real, width=2, scale=scale)
+        return NcclReduction(kind.name, SUM if scale else op, real, width=2, scale=scale)
     if dtype in ("int16", "uint16"):
         # The sum wraps in 16 bits and is then divided, as in all other reductions.
         mean = kind is RedOpType.AVG
-        return Reduction(kind.name, SUM if mean else op, "int32", wide=dtype, mean=mean)
-    return Reduction(kind.name, op, dtype)
+        return NcclReduction(kind.name, SUM if mean else op, "int32", wide=dtype, mean=mean)
+    return NcclReduction(kind.name, op, dtype)
 
 
 def at_once(kind: RedOpType, dtype: str, single_rank: bool) -> tuple[int, int, int, str] | None:

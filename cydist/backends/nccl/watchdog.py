@@ -106,12 +106,12 @@ class GroupWatch:
         self._lock = threading.Lock()  # guards polling
         self._seen_lost = False
 
-    def begin(self, flight: InFlight) -> None:
+    def add(self, flight: InFlight) -> None:
         """Watch the call from now on."""
         self._flights.append(flight)
         WATCHDOG.wake()
 
-    def drop(self, flight: InFlight) -> None:
+    def discard(self, flight: InFlight) -> None:
         """Drop a call that was refused before it had any effect."""
         with contextlib.suppress(ValueError):
             self._flights.remove(flight)
@@ -143,12 +143,12 @@ class GroupWatch:
         fail = None
         with self._lock:
             if not self.ended:
-                fail = self._look()
+                fail = self._find_failure()
                 self.ended = fail is not None
         if fail is not None:
             fail()
 
-    def _look(self) -> Callable[[], None] | None:
+    def _find_failure(self) -> Callable[[], None] | None:
         """Return a function that fails the group; None while no failure is known."""
         group = self._group
         try:
@@ -161,7 +161,7 @@ class GroupWatch:
             return lambda: group.on_control_error(error)
         if self.call_check is not None:
             try:
-                self.call_check.step()
+                self.call_check.poll()
             except CallsDiffer as differ:
                 difference = differ
                 return lambda: group.on_mismatch(difference)
@@ -208,11 +208,11 @@ class GroupWatch:
             first, self.ended = not self.ended, True
         return first
 
-    def leave(self, seconds: float) -> None:
+    def end_group(self, seconds: float) -> None:
         """End the watch with the group, and notify the next rank, from this thread alone."""
         self.take_over()
         if self.call_check is not None:
-            self.call_check.leave(seconds)
+            self.call_check.send_goodbye(seconds)
 
 
 class Watchdog:

@@ -57,7 +57,7 @@ class StreamWork(Work):
         self._raise()
         if timeout is not None or self._blocking:
             self._block(timeout)
-        waiting = self._group.follow(self.flight, self._library)
+        waiting = self._group.make_streams_wait(self.flight, self._library)
         # Memory that is freed now is reused only after the work that the streams wait for.
         if set(waiting) <= set(self.streams):
             self.flight.keep = None

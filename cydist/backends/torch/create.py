@@ -17,7 +17,7 @@ from cydist.backends.host.addresses import where_to_listen
 from cydist.backends.torch.group import TorchGroup
 from cydist.errors import UnsupportedError
 from cydist.groups.registry import BackendOptions
-from cydist.net.interfaces import chosen
+from cydist.net.interfaces import chosen_interfaces
 from cydist.stores import Store
 
 
@@ -43,14 +43,14 @@ def create(name: str, options: BackendOptions, pg_options: object = None) -> Tor
     """
     store = TorchStore(options.store)
     made = TorchGroup(_make(name, options, pg_options, store), name, options)
-    made.board = store  # torch keeps only the C++ part, and would find no methods
+    made.torch_store = store  # torch keeps only the C++ part, and would find no methods
     return made
 
 
-def _make(name: str, options: BackendOptions, pg_options: Any, board: TorchStore) -> Any:
+def _make(name: str, options: BackendOptions, pg_options: Any, torch_store: TorchStore) -> Any:
     """Make torch's object: a Backend, or a ProcessGroup written in Python."""
     rank, size = options.group_rank, options.group_size
-    store = dist.PrefixStore("torch", board)
+    store = dist.PrefixStore("torch", torch_store)
     timeout = timedelta(seconds=options.timeout)
     if name == dist.Backend.GLOO:
         return dist.ProcessGroupGloo(store, rank, size, pg_options or _for_gloo(options))
@@ -72,7 +72,7 @@ def _for_gloo(options: BackendOptions) -> Any:
     """Let gloo listen on cydist's address."""
     gloo = dist.ProcessGroupGloo
     made = gloo._Options()
-    made._devices = [gloo.create_device(interface=name) for name in chosen()] or [
+    made._devices = [gloo.create_device(interface=name) for name in chosen_interfaces()] or [
         gloo.create_device(hostname=where_to_listen(options.store))
     ]
     made._threads = 2 * len(made._devices)

@@ -28,23 +28,23 @@ from cydist import _native, config
 from cydist.backends.host.chunking import adjacent
 from cydist.backends.torch.work import (
     GRACE,
-    Expected,
-    Posted,
-    Sent,
+    ExpectedMessage,
+    PostedMessage,
+    SentMessage,
     TorchMessage,
-    limit,
     tensor_of,
+    torch_timeout,
 )
 from cydist.errors import (
     DistError,
     GroupDestroyedError,
     MismatchError,
-    from_failure,
-    named,
-    told_as,
+    from_call_error,
+    rank_text,
+    status_of,
 )
 from cydist.executor import THREADS, TaskWork
-from cydist.groups.consistency import agree
+from cydist.groups.consistency import check_consistency
 from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.work import Work
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from cydist.groups.registry import BackendOptions
 
 SLICE = timedelta(milliseconds=50)  # between two checks of signals and the clock
-TOLD = "failed"  # the key of a group's first error in the store
+FAILED_KEY = "failed"  # the key of a group's first error in the store
 
 # dtype -> torch's, and the operations that gloo has with cydist's semantics. Its MIN and MAX of
 # floats lose NaN; it treats bool as bytes.
@@ -92,10 +92,10 @@ _kept: list[Any] = []
 class TorchGroup(ProcessGroup):
     """A group over a torch group that no other code uses.
 
-    board       the store that torch's group was made with, and still uses
+    torch_store       the store that torch's group was made with, and still uses
     """
 
-    board: object
+    torch_store: object
     authenticated = False
 
     def __init__(self, theirs: Any, name: str, options: BackendOptions) -> None:
@@ -123,19 +123,19 @@ class TorchGroup(ProcessGroup):
         super().fail(error, call)
         if isinstance(error, GroupDestroyedError):
             return
-        status = told_as(error)
+        status = status_of(error)
         about = error.ranks[:1] if isinstance(error, DistError) else ()
         peer = self.ranks.index(about[0]) if about and about[0] in self.ranks else -1
         text = str(error) if status == "mismatch" else call
         with contextlib.suppress(Exception):
-            self._store.compare_set(TOLD, "", json.dumps([status, self._rank, peer, text]))
-        self._cut()
+            self._store.compare_set(FAILED_KEY, "", json.dumps([status, self._rank, peer, text]))
+        self._cut_connections()
 
     def is_of(self, pid: int) -> bool:
         """Return whether this process made the group."""
         return self._pid == pid
 
-    def _cut(self) -> None:
+    def _cut_connections(self) -> None:
         """End all calls under way, here and at the other members."""
         with contextlib.suppress(Exception):
             self._theirs.abort()  # gloo's does nothing
@@ -143,7 +143,7 @@ class TorchGroup(ProcessGroup):
             peer = (self._rank + 1) % self._size
             with contextlib.suppress(Exception):
                 # gloo cuts all connections of a group when one of its receives is late.
-                self._theirs.recv([torch.empty(1)], peer, 2**31 - 1).wait(limit(0))
+                self._theirs.recv([torch.empty(1)], peer, 2**31 - 1).wait(torch_timeout(0))
 
     def close(self) -> None:
         if self._failed is None:
@@ -152,18 +152,18 @@ class TorchGroup(ProcessGroup):
                 if isinstance(each, TorchMessage) and each.sends:
                     each.wait_until(deadline)
         if self._under_way:
-            self._cut()
+            self._cut_connections()
         deadline = time.monotonic() + GRACE
         while self._under_way and time.monotonic() < deadline:
             time.sleep(0.001)  # threads are returning from torch
         if self._under_way or self._failed is not None:
             _kept.append(self._theirs)
         # Now, not when errors release this group, because the job's store ends with its last user.
-        self._theirs = self._store = self.board = None
+        self._theirs = self._store = self.torch_store = None
 
     @contextmanager
     def failures(
-        self, name: str, seq: int | None, deadline: float, posted: Posted | None = None
+        self, name: str, seq: int | None, deadline: float, posted: PostedMessage | None = None
     ) -> Iterator[None]:
         """Turn torch's exceptions into cydist's."""
         waited = max(0.0, deadline - time.monotonic())
@@ -180,10 +180,14 @@ class TorchGroup(ProcessGroup):
                     error.ranks = (self.ranks[posted.peer],)
             raise
         except Exception as error:
-            if time.monotonic() >= deadline and not self._destroyed and self._told() is None:
+            if (
+                time.monotonic() >= deadline
+                and not self._destroyed
+                and self._recorded_failure() is None
+            ):
                 peer = None if posted is None else posted.peer
                 raise self.timeout_error(name, seq, waited, peer) from error
-            raise self._meaning(error, name, seq, posted) from error
+            raise self._as_own_error(error, name, seq, posted) from error
         finally:
             self._under_way.discard(token)
 
@@ -191,54 +195,54 @@ class TorchGroup(ProcessGroup):
         self, name: str, seq: int | None, waited: float, peer: int | None
     ) -> DistError:
         """Return the error of a call that did not complete within `timeout` seconds."""
-        failure = _native.Failure("timeout", -1 if peer is None else peer)
-        return from_failure(failure, name, self.group_name, self.ranks, seq, waited)
+        failure = _native.CallError("timeout", -1 if peer is None else peer)
+        return from_call_error(failure, name, self.group_name, self.ranks, seq, waited)
 
-    def _told(self) -> tuple[str, int, int, str] | None:
+    def _recorded_failure(self) -> tuple[str, int, int, str] | None:
         """Return the group's first error, if it is known: status, reporting rank, failed rank,
         call."""
         with contextlib.suppress(Exception):
-            if self._store.check([TOLD]):
-                status, teller, peer, text = json.loads(self._store.get(TOLD))
+            if self._store.check([FAILED_KEY]):
+                status, teller, peer, text = json.loads(self._store.get(FAILED_KEY))
                 return status, teller, peer, text
         return None
 
-    def _meaning(
-        self, error: Exception, name: str, seq: int | None, posted: Posted | None
+    def _as_own_error(
+        self, error: Exception, name: str, seq: int | None, posted: PostedMessage | None
     ) -> DistError:
         """Return cydist's error for torch's, which knows only of cut connections."""
-        told = self._told()
+        told = self._recorded_failure()
         why = ""
         if self._destroyed:
-            failure = _native.Failure("closed")
+            failure = _native.CallError("closed")
         elif told is None:
             peer = -1 if posted is None or posted.peer is None else posted.peer
-            failure = _native.Failure("peer_lost", peer)
+            failure = _native.CallError("peer_lost", peer)
             why = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0]
         else:
             status, teller, peer, text = told
             elsewhere = teller != self._rank
             if status == "mismatch":
-                found = f" (found by {named(teller, self.ranks)})" if elsewhere else ""
+                found = f" (found by {rank_text(teller, self.ranks)})" if elsewhere else ""
                 return MismatchError(
                     text + found, op=name, seq=seq, group=self.group_name,
                     ranks=(self.ranks[teller],),
                 )  # fmt: skip
-            failure = _native.Failure(status, peer, ours=text, teller=teller if elsewhere else -1)
-        return from_failure(failure, name, self.group_name, self.ranks, seq, why=why)
+            failure = _native.CallError(status, peer, ours=text, teller=teller if elsewhere else -1)
+        return from_call_error(failure, name, self.group_name, self.ranks, seq, why=why)
 
     # Messages.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        return self._begun("send", lambda: self._sent(array, peer, tag))
+        return self._start_message("send", lambda: self._sent(array, peer, tag))
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
-        return self._begun("recv", lambda: Expected(self._theirs, array, peer, tag))
+        return self._start_message("recv", lambda: ExpectedMessage(self._theirs, array, peer, tag))
 
-    def _sent(self, array: Array, peer: int, tag: int) -> Sent:
-        return Sent(self._theirs, array, peer, tag, next(self._numbers))
+    def _sent(self, array: Array, peer: int, tag: int) -> SentMessage:
+        return SentMessage(self._theirs, array, peer, tag, next(self._numbers))
 
-    def _begun(self, name: str, post: Callable[[], Posted]) -> Work:
+    def _start_message(self, name: str, post: Callable[[], PostedMessage]) -> Work:
         try:
             with self.failures(name, None, self.deadline(None)):
                 work = TorchMessage(self, post())
@@ -262,9 +266,9 @@ class TorchGroup(ProcessGroup):
     ) -> None:
         """As the base class, with one thread for all."""
         theirs, tag = self._theirs, DERIVED_TAG
-        messages: list[Posted] = []
+        messages: list[PostedMessage] = []
         with self.failures(call.name, call.seq, call.deadline):
-            messages += [Expected(theirs, array, peer, tag) for array, peer in receives]
+            messages += [ExpectedMessage(theirs, array, peer, tag) for array, peer in receives]
             messages += [self._sent(array, peer, tag) for array, peer in sends]
 
         def finish() -> None:
@@ -285,7 +289,7 @@ class TorchGroup(ProcessGroup):
     def _run(self, call: Call, kind: Any, start: Callable[[Any], Any], **fields: Any) -> None:
         """Run a collective: `start` takes torch's options of `kind` and returns torch's Work."""
         options = kind()
-        options.timeout = limit(call.remaining() + GRACE)
+        options.timeout = torch_timeout(call.remaining() + GRACE)
         options.asyncOp = True
         for name, value in fields.items():
             setattr(options, name, value)
@@ -297,14 +301,14 @@ class TorchGroup(ProcessGroup):
                 # The call may write into the caller's arrays until it ends.
                 self.fail(error, f"{call.name} #{call.seq}")
                 with contextlib.suppress(Exception):
-                    work.wait(limit(GRACE))
+                    work.wait(torch_timeout(GRACE))
                 raise
 
     def _await(self, work: Any, call: Call) -> None:
         given = call.remaining()
         while True:
             try:
-                work.wait(min(SLICE, limit(call.remaining())))
+                work.wait(min(SLICE, torch_timeout(call.remaining())))
                 return
             except Exception:
                 if work.is_completed():
@@ -318,12 +322,12 @@ class TorchGroup(ProcessGroup):
         dtype, operations = REDUCTIONS.get(array.dtype_name, (None, {}))
         if factor is not None or kind not in operations or not array.size or self._size == 1:
             return None
-        if config.DETERMINISTIC.on() and dtype.is_floating_point:
+        if config.DETERMINISTIC.is_on() and dtype.is_floating_point:
             return None
         return dtype, getattr(dist.ReduceOp, operations[kind])
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        agree(self, call, "broadcast", array, root=root)
+        check_consistency(self, call, "broadcast", array, root=root)
         if array.nbytes and self._size > 1:
             tensor = [tensor_of(array)]
             self._run(
@@ -332,7 +336,7 @@ class TorchGroup(ProcessGroup):
             )  # fmt: skip
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        agree(self, call, "all_reduce", array, op=op)
+        check_consistency(self, call, "all_reduce", array, op=op)
         native = self._reduction(array, op)
         if native is None:
             super().all_reduce(call, array, op)
@@ -344,14 +348,14 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        agree(self, call, "reduce", array, op=op, root=root)
+        check_consistency(self, call, "reduce", array, op=op, root=root)
         native = self._reduction(array, op)
         if native is None:
             super().reduce(call, array, root, op)
             return
         if self._rank != root:  # gloo overwrites it
             copy = array.empty_like()
-            copy.take(array)
+            copy.copy_from(array)
             array = copy
         tensor = [tensor_of(array, native[0])]
         self._run(
@@ -360,12 +364,14 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
-        agree(self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs])
+        check_consistency(
+            self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs]
+        )
         native = self._reduction(output, op)
-        if native is None or not _even(inputs):
+        if native is None or not _of_one_size(inputs):
             super().reduce_scatter(call, output, inputs, op)
             return
-        source = tensor_of(_joined(inputs, filled=True), native[0])
+        source = tensor_of(_flatten(inputs, filled=True), native[0])
         self._run(
             call, c10d.ReduceScatterOptions,
             lambda o: self._theirs._reduce_scatter_base(tensor_of(output, native[0]), source, o),
@@ -373,20 +379,22 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
-        agree(self, call, "all_gather", array, sizes=[output.size for output in outputs])
-        if self._size == 1 or not array.nbytes or not _even(outputs):
+        check_consistency(
+            self, call, "all_gather", array, sizes=[output.size for output in outputs]
+        )
+        if self._size == 1 or not array.nbytes or not _of_one_size(outputs):
             super().all_gather(call, outputs, array)
             return
-        into = _joined(outputs, filled=False)
+        into = _flatten(outputs, filled=False)
         self._run(
             call, c10d.AllgatherOptions,
             lambda o: self._theirs._allgather_base(tensor_of(into), tensor_of(array), o),
         )  # fmt: skip
-        _spread(into, outputs)
+        _unflatten(into, outputs)
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
-        agree(self, call, "gather", typed=array, root=root)
-        if not self._alike(call, [array, *(outputs or ())]):
+        check_consistency(self, call, "gather", typed=array, root=root)
+        if not self._all_of_one_size(call, [array, *(outputs or ())]):
             super().gather(call, array, outputs, root)
             return
         into = [[tensor_of(block) for block in outputs]] if outputs else []
@@ -396,8 +404,8 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
-        agree(self, call, "scatter", typed=output, root=root)
-        if not self._alike(call, [output, *(inputs or ())]):
+        check_consistency(self, call, "scatter", typed=output, root=root)
+        if not self._all_of_one_size(call, [output, *(inputs or ())]):
             super().scatter(call, output, inputs, root)
             return
         source = [[tensor_of(block) for block in inputs]] if inputs else []
@@ -406,7 +414,7 @@ class TorchGroup(ProcessGroup):
             lambda o: self._theirs.scatter([tensor_of(output)], source, o), rootRank=root,
         )  # fmt: skip
 
-    def _alike(self, call: Call, blocks: Sequence[Array]) -> bool:
+    def _all_of_one_size(self, call: Call, blocks: Sequence[Array]) -> bool:
         """Return whether all blocks of all ranks have one size. No rank knows all sizes, so the
         ranks compare them."""
         if self._size == 1:
@@ -424,16 +432,18 @@ class TorchGroup(ProcessGroup):
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         block = outputs[0]
-        agree(self, call, "all_to_all", block if even else None, typed=None if even else block)
+        check_consistency(
+            self, call, "all_to_all", block if even else None, typed=None if even else block
+        )
         if not even or self._size == 1 or not block.nbytes:
             super().all_to_all(call, outputs, inputs, even)
             return
-        into, source = _joined(outputs, filled=False), _joined(inputs, filled=True)
+        into, source = _flatten(outputs, filled=False), _flatten(inputs, filled=True)
         self._run(
             call, c10d.AllToAllOptions,
             lambda o: self._theirs.alltoall_base(tensor_of(into), tensor_of(source), [], [], o),
         )  # fmt: skip
-        _spread(into, outputs)
+        _unflatten(into, outputs)
 
 
 @atexit.register
@@ -444,12 +454,12 @@ def _leave_all() -> None:
             group.destroy()
 
 
-def _even(blocks: Sequence[Array]) -> bool:
+def _of_one_size(blocks: Sequence[Array]) -> bool:
     """Return whether all blocks hold the same number of elements."""
     return all(block.size == blocks[0].size for block in blocks)
 
 
-def _joined(blocks: Sequence[Array], *, filled: bool) -> Sequence[Array]:
+def _flatten(blocks: Sequence[Array], *, filled: bool) -> Sequence[Array]:
     """Return the blocks themselves if they are adjacent in memory, else one array in their
     place."""
     if adjacent(blocks):
@@ -460,7 +470,7 @@ def _joined(blocks: Sequence[Array], *, filled: bool) -> Sequence[Array]:
     return [joined]
 
 
-def _spread(joined: Sequence[Array], blocks: Sequence[Array]) -> None:
-    """Copy the array of `_joined` back into the blocks."""
+def _unflatten(joined: Sequence[Array], blocks: Sequence[Array]) -> None:
+    """Copy the array of `_flatten` back into the blocks."""
     if joined is not blocks:
         _native.unflatten_buffers(blocks, joined[0])

@@ -46,12 +46,12 @@ def tensor_of(blocks: Array | Sequence[Array], dtype: Any = torch.uint8) -> Any:
     return torch.frombuffer(memory, dtype=dtype)
 
 
-def limit(seconds: float) -> timedelta:
+def torch_timeout(seconds: float) -> timedelta:
     """Return a timeout for torch, for which 0 means none."""
     return timedelta(seconds=max(0.001, seconds))
 
 
-def described(array: Array) -> str:
+def describe_array(array: Array) -> str:
     """Return a message's description, equal on both ends."""
     return f"{array.size} {array.dtype_name} ({array.nbytes} bytes)"[:80]
 
@@ -66,7 +66,7 @@ def content_tag(number: int) -> int:
     return 2 * (number % TAGS) + 1
 
 
-class Posted(Protocol):
+class PostedMessage(Protocol):
     """A message that was passed to torch.
 
     peer    group rank; None: any rank
@@ -82,7 +82,7 @@ class Posted(Protocol):
         MismatchError."""
 
 
-class Sent:
+class SentMessage:
     """A message to group rank `peer`.
 
     number  unique among this rank's messages in the group
@@ -95,7 +95,7 @@ class Sent:
         self.over = False
         self._array = array
         record = bytearray(RECORD_BYTES)
-        HEADER.pack_into(record, 0, tag, number, described(array).encode())
+        HEADER.pack_into(record, 0, tag, number, describe_array(array).encode())
         inside = array.nbytes <= ROOM
         if inside:
             record[HEADER.size : HEADER.size + array.nbytes] = memoryview(array)
@@ -106,11 +106,11 @@ class Sent:
 
     def finish(self, deadline: float) -> None:
         for work in self._works:
-            work.wait(limit(deadline - time.monotonic()))
+            work.wait(torch_timeout(deadline - time.monotonic()))
         self.over = True
 
 
-class Expected:
+class ExpectedMessage:
     """A message expected from group rank `peer`, or from any rank."""
 
     name = "recv"
@@ -129,11 +129,11 @@ class Expected:
             self._work = c10d.recv(record, peer, header_tag(tag))
 
     def finish(self, deadline: float) -> None:
-        self._work.wait(limit(deadline - time.monotonic()))
+        self._work.wait(torch_timeout(deadline - time.monotonic()))
         if self.peer is None:
             self.peer = int(self._work._source_rank())
         tag, number, text = HEADER.unpack_from(self._record)
-        ours, theirs = described(self._array), text.rstrip(b"\0").decode("utf-8", "replace")
+        ours, theirs = describe_array(self._array), text.rstrip(b"\0").decode("utf-8", "replace")
         if tag != self._tag:
             raise UnsupportedError(
                 f"tag {self._tag}: a message with tag {tag} came in its place; backend 'torch' "
@@ -149,14 +149,14 @@ class Expected:
             memoryview(array)[:] = self._record[HEADER.size : HEADER.size + array.nbytes]
         else:
             payload = self._c10d.recv([tensor_of(array)], self.peer, content_tag(number))
-            payload.wait(limit(deadline - time.monotonic()))
+            payload.wait(torch_timeout(deadline - time.monotonic()))
         self.over = True
 
 
 class TorchMessage(TaskWork):
     """The handle of a send or a receive."""
 
-    def __init__(self, group: TorchGroup, posted: Posted) -> None:
+    def __init__(self, group: TorchGroup, posted: PostedMessage) -> None:
         self.sends = posted.name == "send"
         super().__init__(posted.name, self._finish, None)
         self._group = group

@@ -15,7 +15,7 @@ from cydist.api.process_groups import apply_settings
 from cydist.backends.host.addresses import where_to_listen
 from cydist.groups.world import DEFAULT_GROUP, World
 from cydist.interop.torch.group import DEVICES, Group
-from cydist.rendezvous.handlers import rendezvous_by
+from cydist.rendezvous.handlers import rendezvous_through
 from cydist.stores import PrefixStore
 from cydist.stores.membership_store import close_on_error
 from cydist.tuning import file as tuning_file
@@ -44,7 +44,7 @@ def create(options: Any, pg_options: object = None) -> Group:
         return default.part(ranks, options.group_id, timeout, options.store)
     rank, size = options.group_rank, options.group_size
     apply_settings()
-    ranks_store, rank, size = rendezvous_by(
+    ranks_store, rank, size = rendezvous_through(
         PrefixStore(NAME, options.store),
         lambda deadline: where_to_listen(options.store, deadline),
         rank=rank, world_size=size, timeout=timeout,
@@ -52,7 +52,7 @@ def create(options: Any, pg_options: object = None) -> Group:
     with close_on_error(ranks_store):
         if not ranks:  # by the default group only, since they apply to the process
             with ranks_store.report_error(rank):
-                tuning_file.share(ranks_store, rank)
+                tuning_file.share_from_rank_0(ranks_store, rank)
         world = World(ranks_store, rank, size, timeout, "tcp")
         host = world.make(range(size), DEFAULT_GROUP, "tcp", timeout, None)
     if ranks:

@@ -22,8 +22,8 @@ from cydist._native import fast_torch
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World
 from cydist.interop.torch import sparse
-from cydist.interop.torch.options import given, limit, only, op_of, rooted
-from cydist.interop.torch.work import BLOCKING, Done, Pending, Several
+from cydist.interop.torch.options import op_of, options_of, rooted_options, single_entry, timeout_of
+from cydist.interop.torch.work import BLOCKING, DoneWork, PendingWork, SeveralWorks
 from cydist.waiting import duration
 from cydist.work import Work
 
@@ -62,10 +62,10 @@ class Group(dist.ProcessGroup):
         """Return the cydist group that does the work. It is not the default group, and is
         independent of a program's own cydist.init_process_group."""
         if not self._settled:
-            self._settle()
+            self._drop_other_backends()
         return self._host
 
-    def _settle(self) -> None:
+    def _drop_other_backends(self) -> None:
         """Restrict the host group to the devices that torch assigned to cydist.
 
         With "cpu:cydist,cuda:nccl" torch makes only cydist's group, and records this configuration
@@ -204,22 +204,22 @@ class Group(dist.ProcessGroup):
         # The most frequent call, and often a small one, so it takes no unnecessary step.
         if fast_torch.all_reduce(tensors, opts, self._host):
             return BLOCKING
-        opts = given(c10d.AllreduceOptions, opts, timeout, op)
-        tensor = only(tensors, "allreduce")
+        opts = options_of(c10d.AllreduceOptions, opts, timeout, op)
+        tensor = single_entry(tensors, "allreduce")
         kind = op_of(opts.reduceOp)
         if tensor.layout is not torch.strided:
-            sparse.all_reduce(tensor, kind, self.host, limit(opts))
-            return Done([tensor])
-        work = cydist.all_reduce(tensor, kind, self.host, opts.asyncOp, timeout=limit(opts))
-        return ended(work, [tensor])
+            sparse.all_reduce(tensor, kind, self.host, timeout_of(opts))
+            return DoneWork([tensor])
+        work = cydist.all_reduce(tensor, kind, self.host, opts.asyncOp, timeout=timeout_of(opts))
+        return torch_work(work, [tensor])
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = given(c10d.AllreduceCoalescedOptions, opts, None)
+        opts = options_of(c10d.AllreduceCoalescedOptions, opts, None)
         kind = op_of(opts.reduceOp)
 
         def start(some: list[list[Any]]) -> Work | None:
             return cydist.all_reduce_coalesced(
-                some[0], kind, self.host, opts.asyncOp, timeout=limit(opts)
+                some[0], kind, self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
         return by_dtype(start, [tensors], tensors)
@@ -227,51 +227,51 @@ class Group(dist.ProcessGroup):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: Limit = None, *, root: int = 0
     ) -> dist.Work:
-        opts = rooted(c10d.BroadcastOptions, opts, timeout, root)
-        tensor = only(tensors, "broadcast")
+        opts = rooted_options(c10d.BroadcastOptions, opts, timeout, root)
+        tensor = single_entry(tensors, "broadcast")
         work = cydist.broadcast(
-            tensor, None, self.host, opts.asyncOp, opts.rootRank, timeout=limit(opts)
+            tensor, None, self.host, opts.asyncOp, opts.rootRank, timeout=timeout_of(opts)
         )
-        return ended(work, [tensor])
+        return torch_work(work, [tensor])
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: Limit = None, *,
         root: int = 0,
     ) -> dist.Work:  # fmt: skip
-        opts = rooted(c10d.ReduceOptions, opts, timeout, root, op)
-        tensor = only(tensors, "reduce")
+        opts = rooted_options(c10d.ReduceOptions, opts, timeout, root, op)
+        tensor = single_entry(tensors, "reduce")
         work = cydist.reduce(
             tensor, None, op_of(opts.reduceOp), self.host, opts.asyncOp, opts.rootRank,
-            timeout=limit(opts),
+            timeout=timeout_of(opts),
         )  # fmt: skip
-        return ended(work, [tensor])
+        return torch_work(work, [tensor])
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None
     ) -> dist.Work:
         if isinstance(input_tensors, torch.Tensor):
             output_tensors = [output_tensors]
-        opts = given(c10d.AllgatherOptions, opts, timeout)
-        outputs = only(output_tensors, "allgather")
-        tensor = only(input_tensors, "allgather")
-        work = cydist.all_gather(outputs, tensor, self.host, opts.asyncOp, timeout=limit(opts))
-        return ended(work, outputs)
+        opts = options_of(c10d.AllgatherOptions, opts, timeout)
+        outputs = single_entry(output_tensors, "allgather")
+        tensor = single_entry(input_tensors, "allgather")
+        work = cydist.all_gather(outputs, tensor, self.host, opts.asyncOp, timeout=timeout_of(opts))
+        return torch_work(work, outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
-        opts = given(c10d.AllgatherOptions, opts, None)
+        opts = options_of(c10d.AllgatherOptions, opts, None)
         work = cydist.all_gather_into_tensor(
-            output, input, self.host, opts.asyncOp, timeout=limit(opts)
+            output, input, self.host, opts.asyncOp, timeout=timeout_of(opts)
         )
-        return ended(work, [output])
+        return torch_work(work, [output])
 
     def all_gather_single_coalesced(
         self, output_lists: Any, input_list: Any, opts: Any = None
     ) -> dist.Work:
-        opts = given(c10d.AllgatherOptions, opts, None)
+        opts = options_of(c10d.AllgatherOptions, opts, None)
 
         def start(some: list[list[Any]]) -> Work | None:
             return cydist.all_gather_into_tensor_coalesced(
-                some[0], some[1], self.host, opts.asyncOp, timeout=limit(opts)
+                some[0], some[1], self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
         return by_dtype(start, [output_lists, input_list], output_lists)
@@ -279,11 +279,11 @@ class Group(dist.ProcessGroup):
     def allgather_coalesced(
         self, output_lists: Any, input_list: Any, opts: Any = None
     ) -> dist.Work:
-        opts = given(c10d.AllgatherOptions, opts, None)
+        opts = options_of(c10d.AllgatherOptions, opts, None)
 
         def start(some: list[list[Any]]) -> Work | None:
             return cydist.all_gather_coalesced(
-                some[1:], some[0], self.host, opts.asyncOp, timeout=limit(opts)
+                some[1:], some[0], self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
         return by_dtype(start, [input_list, *output_lists], output_lists)
@@ -294,16 +294,21 @@ class Group(dist.ProcessGroup):
     ) -> dist.Work:  # fmt: skip
         if isinstance(input_tensors, torch.Tensor):
             output_tensors = [output_tensors] if output_tensors else []
-        opts = rooted(c10d.GatherOptions, opts, timeout, root)
-        outputs = only(output_tensors, "gather") if output_tensors else None
+        opts = rooted_options(c10d.GatherOptions, opts, timeout, root)
+        outputs = single_entry(output_tensors, "gather") if output_tensors else None
         work = cydist.gather(
-            only(input_tensors, "gather"), outputs, None, self.host, opts.asyncOp, opts.rootRank,
-            timeout=limit(opts),
-        )  # fmt: skip
-        return ended(work, outputs or [])
+            single_entry(input_tensors, "gather"),
+            outputs,
+            None,
+            self.host,
+            opts.asyncOp,
+            opts.rootRank,
+            timeout=timeout_of(opts),
+        )
+        return torch_work(work, outputs or [])
 
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
-        opts = rooted(c10d.GatherOptions, opts, None, 0)
+        opts = rooted_options(c10d.GatherOptions, opts, None, 0)
         here = self.rank() == opts.rootRank
         if here and output.numel() != self.size() * input.numel():
             raise ValueError(
@@ -312,9 +317,9 @@ class Group(dist.ProcessGroup):
             )
         outputs = list(output.view(self.size(), *input.shape)) if here else None
         work = cydist.gather(
-            input, outputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=limit(opts)
+            input, outputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=timeout_of(opts)
         )
-        return ended(work, [output] if here else [])
+        return torch_work(work, [output] if here else [])
 
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
@@ -322,13 +327,13 @@ class Group(dist.ProcessGroup):
     ) -> dist.Work:  # fmt: skip
         if isinstance(output_tensors, torch.Tensor):
             input_tensors = [input_tensors] if input_tensors else []
-        opts = rooted(c10d.ScatterOptions, opts, timeout, root)
-        tensor = only(output_tensors, "scatter")
-        inputs = only(input_tensors, "scatter") if input_tensors else None
+        opts = rooted_options(c10d.ScatterOptions, opts, timeout, root)
+        tensor = single_entry(output_tensors, "scatter")
+        inputs = single_entry(input_tensors, "scatter") if input_tensors else None
         work = cydist.scatter(
-            tensor, inputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=limit(opts)
+            tensor, inputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=timeout_of(opts)
         )
-        return ended(work, [tensor])
+        return torch_work(work, [tensor])
 
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
@@ -336,33 +341,33 @@ class Group(dist.ProcessGroup):
     ) -> dist.Work:  # fmt: skip
         if isinstance(output_tensors, torch.Tensor):
             input_tensors = [input_tensors]
-        opts = given(c10d.ReduceScatterOptions, opts, timeout, op)
-        output = only(output_tensors, "reduce_scatter")
+        opts = options_of(c10d.ReduceScatterOptions, opts, timeout, op)
+        output = single_entry(output_tensors, "reduce_scatter")
         work = cydist.reduce_scatter(
-            output, only(input_tensors, "reduce_scatter"), op_of(opts.reduceOp), self.host,
-            opts.asyncOp, timeout=limit(opts),
+            output, single_entry(input_tensors, "reduce_scatter"), op_of(opts.reduceOp), self.host,
+            opts.asyncOp, timeout=timeout_of(opts),
         )  # fmt: skip
-        return ended(work, [output])
+        return torch_work(work, [output])
 
     def reduce_scatter_single(
         self, outputTensor: Any, inputTensor: Any, opts: Any = None
     ) -> dist.Work:
-        opts = given(c10d.ReduceScatterOptions, opts, None)
+        opts = options_of(c10d.ReduceScatterOptions, opts, None)
         work = cydist.reduce_scatter_tensor(
             outputTensor, inputTensor, op_of(opts.reduceOp), self.host, opts.asyncOp,
-            timeout=limit(opts),
+            timeout=timeout_of(opts),
         )  # fmt: skip
-        return ended(work, [outputTensor])
+        return torch_work(work, [outputTensor])
 
     def reduce_scatter_single_coalesced(
         self, outputTensors: Any, inputTensors: Any, opts: Any = None
     ) -> dist.Work:
-        opts = given(c10d.ReduceScatterOptions, opts, None)
+        opts = options_of(c10d.ReduceScatterOptions, opts, None)
         kind = op_of(opts.reduceOp)
 
         def start(some: list[list[Any]]) -> Work | None:
             return cydist.reduce_scatter_tensor_coalesced(
-                some[0], some[1], kind, self.host, opts.asyncOp, timeout=limit(opts)
+                some[0], some[1], kind, self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
         return by_dtype(start, [outputTensors, inputTensors], outputTensors)
@@ -370,26 +375,26 @@ class Group(dist.ProcessGroup):
     def alltoall(
         self, output_tensor: Any, input_tensor: Any, opts: Any = None, timeout: Limit = None
     ) -> dist.Work:
-        opts = given(c10d.AllToAllOptions, opts, timeout)
+        opts = options_of(c10d.AllToAllOptions, opts, timeout)
         work = cydist.all_to_all(
-            output_tensor, input_tensor, self.host, opts.asyncOp, timeout=limit(opts)
+            output_tensor, input_tensor, self.host, opts.asyncOp, timeout=timeout_of(opts)
         )
-        return ended(work, output_tensor)
+        return torch_work(work, output_tensor)
 
     def all_to_all_single(
         self, output_tensor: Any, input_tensor: Any, output_split_sizes: Any,
         input_split_sizes: Any, opts: Any = None, timeout: Limit = None,
     ) -> dist.Work:  # fmt: skip
-        opts = given(c10d.AllToAllOptions, opts, timeout)
+        opts = options_of(c10d.AllToAllOptions, opts, timeout)
         work = cydist.all_to_all_single(
             output_tensor, input_tensor, output_split_sizes, input_split_sizes, self.host,
-            opts.asyncOp, timeout=limit(opts),
+            opts.asyncOp, timeout=timeout_of(opts),
         )  # fmt: skip
-        return ended(work, [output_tensor])
+        return torch_work(work, [output_tensor])
 
     def barrier(self, opts: Any = None, timeout: Limit = None) -> dist.Work:
-        opts = given(c10d.BarrierOptions, opts, timeout)
-        return ended(cydist.barrier(self.host, opts.asyncOp, timeout=limit(opts)), [])
+        opts = options_of(c10d.BarrierOptions, opts, timeout)
+        return torch_work(cydist.barrier(self.host, opts.asyncOp, timeout=timeout_of(opts)), [])
 
     def monitored_barrier(self, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier that names the missing ranks.
@@ -401,20 +406,20 @@ class Group(dist.ProcessGroup):
     # Messages.
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
-        tensor = only(tensors, "send")
+        tensor = single_entry(tensors, "send")
         work = cydist.isend(tensor, None, self.host, tag, dstRank)
-        return ended(work, [tensor])
+        return torch_work(work, [tensor])
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:
-        return self._receive(only(tensors, "recv"), srcRank, tag)
+        return self._receive(single_entry(tensors, "recv"), srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
-        return self._receive(only(tensors, "recv_anysource"), None, tag)
+        return self._receive(single_entry(tensors, "recv_anysource"), None, tag)
 
     def _receive(self, tensor: Any, source: int | None, tag: int) -> dist.Work:
         work = cydist.irecv(tensor, None, self.host, tag, source)
         assert work is not None
-        return Pending(work, [tensor], self.host.get_group_rank)
+        return PendingWork(work, [tensor], self.host.get_group_rank)
 
     # Batches: torch collects some calls itself, and starts the rest one by one.
 
@@ -422,7 +427,7 @@ class Group(dist.ProcessGroup):
         pass
 
     def _end_coalescing(self, device: object) -> dist.Work:
-        return Done([])
+        return DoneWork([])
 
     startCoalescing = _start_coalescing
     endCoalescing = _end_coalescing
@@ -436,9 +441,9 @@ class Group(dist.ProcessGroup):
     gather_into_tensor = gather_single
 
 
-def ended(work: Work | None, tensors: Any) -> dist.Work:
+def torch_work(work: Work | None, tensors: Any) -> dist.Work:
     """Return torch's Work for the result of one of cydist's calls."""
-    return BLOCKING if work is None else Pending(work, tensors)
+    return BLOCKING if work is None else PendingWork(work, tensors)
 
 
 def by_dtype(
@@ -452,9 +457,9 @@ def by_dtype(
     columns = list(zip(*lists, strict=True))
     dtypes = dict.fromkeys(column[0].dtype for column in columns)
     if len(dtypes) == 1:
-        return ended(start([list(each) for each in lists]), tensors)
+        return torch_work(start([list(each) for each in lists]), tensors)
     works = []
     for dtype in dtypes:
         some = [column for column in columns if column[0].dtype == dtype]
-        works.append(ended(start([list(each) for each in zip(*some, strict=True)]), tensors))
-    return Several(works, tensors)
+        works.append(torch_work(start([list(each) for each in zip(*some, strict=True)]), tensors))
+    return SeveralWorks(works, tensors)

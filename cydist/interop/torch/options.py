@@ -18,7 +18,7 @@ REDUCTIONS: dict[Any, Op] = {
 # Looked up by hash, which is the operation's number: comparing ReduceOps takes ten times as long.
 OPERATIONS = {hash(dist.ReduceOp(theirs)): ours for theirs, ours in REDUCTIONS.items()}
 assert len(OPERATIONS) == 8
-fast_torch.learn(dist.AllreduceOptions, REDUCTIONS)
+fast_torch.learn_layout(dist.AllreduceOptions, REDUCTIONS)
 
 
 def op_of(op: Any) -> Op:
@@ -34,13 +34,13 @@ def op_of(op: Any) -> Op:
     return PremulSum(op.__getstate__()[1])
 
 
-def limit(options: Any) -> timedelta | None:
+def timeout_of(options: Any) -> timedelta | None:
     """Return the call's own time limit; None: the group's. torch marks that with -1 ms."""
     timeout: timedelta = options.timeout
     return None if timeout.days < 0 else timeout
 
 
-def given(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) -> Any:
+def options_of(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) -> Any:
     """Return options of `kind`: those passed, or new ones made of single fields.
 
     options     an object of `kind`, a reduction in its place, or None
@@ -55,16 +55,18 @@ def given(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) ->
     return made
 
 
-def rooted(kind: Any, options: Any, timeout: timedelta | None, root: int, op: Any = None) -> Any:
-    """As `given`, for calls with a root: a rank of the group may replace the options."""
+def rooted_options(
+    kind: Any, options: Any, timeout: timedelta | None, root: int, op: Any = None
+) -> Any:
+    """As `options_of`, for calls with a root: a rank of the group may replace the options."""
     if isinstance(options, kind):
         return options
-    made = given(kind, None, timeout, op)
+    made = options_of(kind, None, timeout, op)
     made.rootRank = root if options is None else options
     return made
 
 
-def only(entries: Any, call: str) -> Any:
+def single_entry(entries: Any, call: str) -> Any:
     """Return the single entry of a list; torch kept such lists for several devices per rank."""
     if isinstance(entries, torch.Tensor):
         return entries

@@ -27,7 +27,7 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"all_reduce takes sparse tensors in COO layout, not {tensor.layout}")
     own = tensor.coalesce()
-    text = _said(own)
+    text = _describe(own)
     number = int.from_bytes(sha256(text.encode()).digest()[:8], "little", signed=True)
     rows = torch.empty((host.size(), 2), dtype=torch.int64)
     cydist.all_gather_into_tensor(rows, torch.tensor([own._nnz(), number]), host, timeout=timeout)
@@ -42,7 +42,7 @@ def all_reduce(tensor: Any, op: Op, host: ProcessGroup, timeout: timedelta | Non
     tensor.copy_(everything.coalesce())
 
 
-def _said(tensor: Any) -> str:
+def _describe(tensor: Any) -> str:
     """Describe the properties that must be equal on all ranks."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype} {tuple(tensor.shape)} with {tensor.sparse_dim()} sparse dimensions"

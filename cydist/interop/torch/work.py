@@ -44,7 +44,7 @@ def value_of(over: Any, tensors: Any, error: Callable[[], BaseException | None])
     return over.then(value)
 
 
-class Done(dist.Work):
+class DoneWork(dist.Work):
     """A call that was complete when it returned."""
 
     def __init__(self, tensors: Any) -> None:
@@ -84,10 +84,10 @@ class Done(dist.Work):
 
 # The result of every blocking call, which torch waits for and drops. Making one for each call would
 # take as long as the call.
-BLOCKING = Done(None)
+BLOCKING = DoneWork(None)
 
 
-class Pending(dist.Work):
+class PendingWork(dist.Work):
     """A call under way.
 
     A torch Future is made at the first request, and completed on a thread that may block: its
@@ -158,7 +158,7 @@ class Pending(dist.Work):
         return self._future
 
 
-class Several(dist.Work):
+class SeveralWorks(dist.Work):
     """Calls that were started one after the other and count as one."""
 
     def __init__(self, works: list[Any], tensors: Any) -> None:

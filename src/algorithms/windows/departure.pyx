@@ -52,7 +52,8 @@ cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
     return load_u64(&head_of(t.windows, rank, step).posted) == step + 1
 
 
-cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noexcept nogil:
+cdef void record_difference(Comm *t, Call *c, int peer, uint64_t ours,
+                            uint64_t theirs) noexcept nogil:
     """Record that the calls differ after these numbers of steps. A rank without steps has no
     call."""
     if ours > 0:
@@ -67,7 +68,7 @@ cdef void differ(Comm *t, Call *c, int peer, uint64_t ours, uint64_t theirs) noe
     c.failed_peer = peer
 
 
-cdef bint somebody_departed(Comm *t, Call *c) noexcept nogil:
+cdef bint any_departed(Comm *t, Call *c) noexcept nogil:
     """Return whether a member has ended the group before the step that this rank waits for."""
     cdef Windows *w = t.windows
     cdef uint64_t steps
@@ -76,7 +77,7 @@ cdef bint somebody_departed(Comm *t, Call *c) noexcept nogil:
         steps = load_u64(&w.of[peer].flags.departed_after)
         if peer != t.rank and steps != 0 and steps <= w.consumed + 1 \
                 and not has_posted(t, peer, w.consumed):
-            differ(t, c, peer, w.consumed + 1, steps - 1)
+            record_difference(t, c, peer, w.consumed + 1, steps - 1)
             return True
     return False
 
@@ -91,7 +92,7 @@ cdef int compare_steps(Comm *t, Call *c, bint alone) noexcept nogil:
     while status == TIMEOUT:
         c.deadline_ns = min(now_ns() + LOOK_NS, deadline)
         status = consume(t, c, w.step, True)
-        if (status == TIMEOUT or status == PEER_LOST) and somebody_departed(t, c):
+        if (status == TIMEOUT or status == PEER_LOST) and any_departed(t, c):
             status = MISMATCH
         if status != TIMEOUT or now_ns() >= deadline:
             break

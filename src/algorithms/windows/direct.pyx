@@ -44,10 +44,10 @@ from cydist._native.pipeline cimport (
     block_of, block_start, copy, copy_block, segment_of, segments_in,
 )
 from cydist._native.exposure cimport (
-    Access, begin_access_to_all, differ, end_access_to_all, fetch, check_call, parts_of, pull, push,
-    run, published_blocks, mapped_address,
+    Access, begin_access_to_all, check_size, end_access_to_all, fetch, check_call, parts_of, pull,
+    push, run_exposed, published_blocks, mapped_address,
 )
-from cydist._native.size_exchange cimport BlockMove, agree, gathering, scattering
+from cydist._native.size_exchange cimport BlockMove, exchange_sizes, gather_move, scatter_move
 from cydist._native.window_protocol cimport FEW_RANKS, part_bytes, slot_of
 
 
@@ -59,7 +59,7 @@ cdef enum:
 # Blocks that move
 
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.outputs, 1, NULL, 0, NULL, broadcast_body)
+    return run_exposed(t, c, c.outputs, 1, NULL, 0, NULL, broadcast_body)
 
 
 cdef int broadcast_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -81,7 +81,7 @@ cdef int broadcast_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int all_gather(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, NULL, 0, keep_input, all_gather_body)
+    return run_exposed(t, c, c.inputs, 1, NULL, 0, keep_input, all_gather_body)
 
 
 cdef int all_gather_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -98,14 +98,14 @@ cdef void keep_input(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:
-    cdef BlockMove m = gathering(t, c)
+    cdef BlockMove m = gather_move(t, c)
     cdef bint over
-    cdef int status = agree(t, c, &m, &over)
+    cdef int status = exchange_sizes(t, c, &m, &over)
     if status != OK or over:
         return status
     if t.rank == c.root:
-        return run(t, c, c.outputs, t.size, NULL, 0, keep_input, gather_body)
-    return run(t, c, c.inputs, 1, NULL, 0, NULL, gather_body)
+        return run_exposed(t, c, c.outputs, t.size, NULL, 0, keep_input, gather_body)
+    return run_exposed(t, c, c.inputs, 1, NULL, 0, NULL, gather_body)
 
 
 cdef int gather_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -114,14 +114,14 @@ cdef int gather_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int scatter(Comm *t, Call *c) noexcept nogil:
-    cdef BlockMove m = scattering(t, c)
+    cdef BlockMove m = scatter_move(t, c)
     cdef bint over
-    cdef int status = agree(t, c, &m, &over)
+    cdef int status = exchange_sizes(t, c, &m, &over)
     if status != OK or over:
         return status
     if t.rank == c.root:
-        return run(t, c, c.inputs, t.size, NULL, 0, keep_share, scatter_body)
-    return run(t, c, c.outputs, 1, NULL, 0, NULL, scatter_body)
+        return run_exposed(t, c, c.inputs, t.size, NULL, 0, keep_share, scatter_body)
+    return run_exposed(t, c, c.outputs, 1, NULL, 0, NULL, scatter_body)
 
 
 cdef int scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -134,7 +134,7 @@ cdef void keep_share(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, t.size, NULL, 0, keep_block, all_to_all_body)
+    return run_exposed(t, c, c.inputs, t.size, NULL, 0, keep_block, all_to_all_body)
 
 
 cdef int all_to_all_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -143,7 +143,7 @@ cdef int all_to_all_body(Comm *t, Call *c, Access *a) noexcept nogil:
     for k in range(1, t.size):
         peer = (t.rank + k) % t.size
         given = published_blocks(t, peer, a) + t.rank
-        status = differ(t, c, a, peer, given.nbytes, c.outputs[peer].nbytes)
+        status = check_size(t, c, a, peer, given.nbytes, c.outputs[peer].nbytes)
         if status == OK:
             status = pull(t, c, a, peer, c.outputs[peer], given.ptr)
         if status != OK:
@@ -316,7 +316,7 @@ cdef BlockSum part_of_sum(Comm *t, Call *c, char *result) noexcept nogil:
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, c.outputs, 1, NULL, all_reduce_body)
+    return run_exposed(t, c, c.inputs, 1, c.outputs, 1, NULL, all_reduce_body)
 
 
 cdef int all_reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -325,8 +325,8 @@ cdef int all_reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, c.outputs, 1 if t.rank == c.root else 0, NULL,
-               reduce_body)
+    return run_exposed(t, c, c.inputs, 1, c.outputs, 1 if t.rank == c.root else 0, NULL,
+                       reduce_body)
 
 
 cdef int reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -337,7 +337,7 @@ cdef int reduce_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, t.size, NULL, 0, NULL, reduce_scatter_body)
+    return run_exposed(t, c, c.inputs, t.size, NULL, 0, NULL, reduce_scatter_body)
 
 
 cdef int reduce_scatter_body(Comm *t, Call *c, Access *a) noexcept nogil:
@@ -359,7 +359,7 @@ ctypedef struct PrefixSums:     # of one block: one sum for each rank
 
 
 cdef int scan(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, c.outputs, 1, keep_first, scan_body)
+    return run_exposed(t, c, c.inputs, 1, c.outputs, 1, keep_first, scan_body)
 
 
 cdef void keep_first(Comm *t, Call *c) noexcept nogil:
@@ -376,7 +376,7 @@ cdef int scan_body(Comm *t, Call *c, Access *a) noexcept nogil:
 
 
 cdef int exscan(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, c.inputs, 1, c.outputs, 1, NULL, exscan_body)
+    return run_exposed(t, c, c.inputs, 1, c.outputs, 1, NULL, exscan_body)
 
 
 cdef int exscan_body(Comm *t, Call *c, Access *a) noexcept nogil:

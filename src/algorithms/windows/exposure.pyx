@@ -26,8 +26,8 @@ cdef uint64_t ALL_RANKS = ~0ULL     # Flags.visiting: several peers
 
 # Whether to expose, and the order of steps
 
-cdef int run(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
-             int seconds, LocalWork local_work, Body body) noexcept nogil:
+cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
+                     int seconds, LocalWork local_work, Body body) noexcept nogil:
     """Expose these blocks, run the body, and return when all ranks are done."""
     cdef Access a
     cdef bint usable = False
@@ -167,13 +167,13 @@ cdef int publish_blocks(Comm *t, Call *c, const Block *first, int firsts, const 
         table[i] = first[i] if i < firsts else second[i - firsts]
         # Adjacent blocks are one array.
         if i > 0 and table[i - 1].ptr + table[i - 1].nbytes != table[i].ptr:
-            yes = yes and readable(t, table[i - 1])
-    yes = yes and readable(t, table[firsts + seconds - 1])
+            yes = yes and is_cpu_memory(t, table[i - 1])
+    yes = yes and is_cpu_memory(t, table[firsts + seconds - 1])
     vote(t, c, step, yes)
     return OK
 
 
-cdef bint readable(Comm *t, Block block) noexcept nogil:
+cdef bint is_cpu_memory(Comm *t, Block block) noexcept nogil:
     """Return whether others can access this memory, unlike a device's."""
     cdef Windows *w = t.windows
     cdef const char *last = block.ptr + block.nbytes - 1
@@ -205,7 +205,7 @@ cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
     fence()
     for peer in range(t.size):
         # A rank that has announced its departure may have a thread that still copies.
-        while peer != t.rank and is_accessing(w, peer, t.rank) and not w.ended(t, peer):
+        while peer != t.rank and is_accessing(w, peer, t.rank) and not w.process_ended(t, peer):
             if now_ns() >= until:
                 c.still_accessed = True
                 break
@@ -215,7 +215,7 @@ cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
 # The choice between exposure and windows, for "adaptive"
 
 cdef enum:
-    GROUPS = 16                 # groups whose contexts agree in four bits share a Trial
+    GROUPS = 16                 # groups whose comm ids agree in four bits share a Trial
     LENGTHS = 8                 # classes of call lengths: up to 32 KiB, 64 KiB and so on
     SHORTEST_BYTES = 32768
     PATIENCE = 32               # the slower way is tried again after this many times its time,
@@ -324,7 +324,7 @@ cdef int check_call(Comm *t, Call *c, Access *a, int peer) noexcept nogil:
     if now >= a.next_check:
         a.next_check = now + SLICE_NS
         status = slice_end(t, c.deadline_ns)
-        if status == OK and peer >= 0 and t.windows.ended(t, peer):
+        if status == OK and peer >= 0 and t.windows.process_ended(t, peer):
             status = PEER_LOST      # another process may get its pid, which accesses use
         if status != OK:
             c.failed_peer = peer
@@ -340,13 +340,13 @@ cdef int access_failed(Comm *t, Call *c, const Access *a, int peer, int status) 
             return status
     c.failed_peer = peer
     c.failed_step = 0
-    return PEER_LOST if t.windows.gone(t, peer) else status if status != OK else UNREACHABLE
+    return PEER_LOST if t.windows.is_gone(t, peer) else status if status != OK else UNREACHABLE
 
 
 cdef int pull(Comm *t, Call *c, Access *a, int peer, Block into,
               char *theirs) noexcept nogil:
     cdef char *here = mapped_address(t, peer, theirs, into.nbytes)
-    cdef size_t most = VISIT_BYTES if here == NULL else LONG_VISIT_BYTES
+    cdef size_t most = ACCESS_BYTES if here == NULL else MAPPED_ACCESS_BYTES
     cdef Block piece
     cdef size_t i
     cdef int status
@@ -375,13 +375,13 @@ cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
     cdef int status = OK
     if source.nbytes == 0:
         return OK
-    for i in range(segments_in(source.nbytes, VISIT_BYTES)):
-        piece = segment_of(source, i, VISIT_BYTES)
+    for i in range(segments_in(source.nbytes, ACCESS_BYTES)):
+        piece = segment_of(source, i, ACCESS_BYTES)
         status = OK if begin_access(t, peer) else UNREACHABLE
         if status == OK and here != NULL:
-            copy(here + i * VISIT_BYTES, piece.ptr, piece.nbytes)
+            copy(here + i * ACCESS_BYTES, piece.ptr, piece.nbytes)
         elif status == OK:
-            status = t.windows.push(t, peer, theirs + i * VISIT_BYTES, piece.ptr, piece.nbytes)
+            status = t.windows.push(t, peer, theirs + i * ACCESS_BYTES, piece.ptr, piece.nbytes)
         if not end_access(t, peer) or status != OK:
             return access_failed(t, c, a, peer, UNREACHABLE if status == OK else status)
         status = check_call(t, c, a, peer)
@@ -390,8 +390,8 @@ cdef int push(Comm *t, Call *c, Access *a, int peer, char *theirs,
     return OK
 
 
-cdef int differ(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
-                size_t ours) noexcept nogil:
+cdef int check_size(Comm *t, Call *c, const Access *a, int peer, size_t theirs,
+                    size_t ours) noexcept nogil:
     """Return MISMATCH if a peer gives or takes another number of bytes than this rank."""
     if theirs == ours:
         return OK

@@ -28,7 +28,9 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport WINDOWS, add
 from cydist._native.pipeline cimport contribute, copy, largest, segment_of, segments_in
-from cydist._native.size_exchange cimport BlockMove, agree, all_ranks, gathering, moving, scattering
+from cydist._native.size_exchange cimport (
+    BlockMove, all_ranks, block_move, exchange_sizes, gather_move, scatter_move,
+)
 from cydist._native.window_protocol cimport (
     FEW_RANKS, as_given, acquire_slot, wait_for_peer, wait_for_all, mark_consumed, part_bytes,
     place_of, publish,
@@ -113,7 +115,7 @@ cdef int read(Comm *t, Call *c, const BlockMove *m, size_t i, const SlotCut *slo
 
 
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
-    cdef BlockMove m = moving(1, NULL, c.outputs, c.root, c.root + 1, c.outputs[0].nbytes)
+    cdef BlockMove m = block_move(1, NULL, c.outputs, c.root, c.root + 1, c.outputs[0].nbytes)
     if t.rank == c.root:
         m.given = c.inputs
         m.from_end = m.from_first
@@ -121,28 +123,28 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int all_gather(Comm *t, Call *c) noexcept nogil:
-    cdef BlockMove m = moving(1, c.inputs, c.outputs, 0, t.size, largest(c.outputs, t.size))
+    cdef BlockMove m = block_move(1, c.inputs, c.outputs, 0, t.size, largest(c.outputs, t.size))
     return move_blocks(t, c, &m)
 
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:
-    cdef BlockMove m = gathering(t, c)
+    cdef BlockMove m = gather_move(t, c)
     return move_uneven(t, c, &m)
 
 
 cdef int scatter(Comm *t, Call *c) noexcept nogil:
-    cdef BlockMove m = scattering(t, c)
+    cdef BlockMove m = scatter_move(t, c)
     return move_uneven(t, c, &m)
 
 
 cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
-    cdef BlockMove m = moving(t.size, c.inputs, c.outputs, 0, t.size, c.outputs[0].nbytes)
+    cdef BlockMove m = block_move(t.size, c.inputs, c.outputs, 0, t.size, c.outputs[0].nbytes)
     return move_uneven(t, c, &m)
 
 
 cdef int move_uneven(Comm *t, Call *c, BlockMove *m) noexcept nogil:
     cdef bint over
-    cdef int status = agree(t, c, m, &over)
+    cdef int status = exchange_sizes(t, c, m, &over)
     return status if status != OK or over else move_blocks(t, c, m)
 
 
@@ -229,8 +231,8 @@ cdef int reduce_part(Comm *t, Call *c, const WindowSum *m, size_t i, const SlotC
     return OK
 
 
-cdef WindowSum summing(Comm *t, int parts, const Block *given, Block result,
-                       size_t longest) noexcept nogil:
+cdef WindowSum window_sum(Comm *t, int parts, const Block *given, Block result,
+                          size_t longest) noexcept nogil:
     cdef WindowSum m
     m.parts = parts
     m.given = given
@@ -242,12 +244,12 @@ cdef WindowSum summing(Comm *t, int parts, const Block *given, Block result,
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
-    cdef WindowSum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = window_sum(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     return reduce_windows(t, c, &m)
 
 
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
-    cdef WindowSum m = summing(t, 1, c.inputs, c.inputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = window_sum(t, 1, c.inputs, c.inputs[0], c.inputs[0].nbytes)
     if t.rank == c.root:
         m.result = c.outputs[0]
     else:
@@ -256,18 +258,18 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
-    cdef WindowSum m = summing(t, t.size, c.inputs, c.outputs[0], largest(c.inputs, t.size))
+    cdef WindowSum m = window_sum(t, t.size, c.inputs, c.outputs[0], largest(c.inputs, t.size))
     return reduce_windows(t, c, &m)
 
 
 cdef int scan(Comm *t, Call *c) noexcept nogil:
-    cdef WindowSum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = window_sum(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     m.from_end = t.rank + 1
     return reduce_windows(t, c, &m)
 
 
 cdef int exscan(Comm *t, Call *c) noexcept nogil:
-    cdef WindowSum m = summing(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
+    cdef WindowSum m = window_sum(t, 1, c.inputs, c.outputs[0], c.inputs[0].nbytes)
     m.from_end = t.rank
     return reduce_windows(t, c, &m)
 

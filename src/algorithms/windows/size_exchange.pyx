@@ -18,8 +18,8 @@ cdef enum:
     MOST_CARRIED = 16320        # longest block for which two copies are faster than exposure
 
 
-cdef BlockMove moving(int parts, const Block *given, const Block *due, int from_first, int from_end,
-                      size_t longest) noexcept nogil:
+cdef BlockMove block_move(int parts, const Block *given, const Block *due, int from_first,
+                          int from_end, size_t longest) noexcept nogil:
     cdef BlockMove m
     m.parts = parts
     m.given = given
@@ -30,14 +30,14 @@ cdef BlockMove moving(int parts, const Block *given, const Block *due, int from_
     return m
 
 
-cdef BlockMove gathering(Comm *t, Call *c) noexcept nogil:
-    return moving(1, c.inputs, c.outputs, 0, t.size if t.rank == c.root else 0,
-                  c.inputs[0].nbytes)
+cdef BlockMove gather_move(Comm *t, Call *c) noexcept nogil:
+    return block_move(1, c.inputs, c.outputs, 0, t.size if t.rank == c.root else 0,
+                      c.inputs[0].nbytes)
 
 
-cdef BlockMove scattering(Comm *t, Call *c) noexcept nogil:
-    return moving(t.size, c.inputs if t.rank == c.root else NULL, c.outputs, c.root, c.root + 1,
-                  c.outputs[0].nbytes)
+cdef BlockMove scatter_move(Comm *t, Call *c) noexcept nogil:
+    return block_move(t.size, c.inputs if t.rank == c.root else NULL, c.outputs, c.root, c.root + 1,
+                      c.outputs[0].nbytes)
 
 
 cdef size_t most_carried(const Comm *t, int parts) noexcept nogil:
@@ -59,7 +59,7 @@ cdef inline char *blocks_at(Comm *t, int rank, uint64_t step, size_t nbytes) noe
     return place_of(t, rank, step, TINY_BYTES + nbytes)
 
 
-cdef int agree(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil:
+cdef int exchange_sizes(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil:
     cdef uint64_t step = t.windows.step
     cdef size_t most
     cdef bint from_root = c.fingerprint.collective == SCATTER

@@ -29,7 +29,7 @@ from cydist._native.window_protocol cimport (
 )
 
 
-ctypedef struct Stage:
+ctypedef struct StagedSegments:
     size_t segment              # bytes of input in a slot
     size_t total                # segments
     uint64_t first              # step of segment 0
@@ -40,7 +40,7 @@ cdef int staged(Comm *t, Call *c) noexcept nogil:
     cdef size_t p = t.size
     cdef size_t room = part_bytes(t, c, 1, 3 * c.op.itemsize) // c.op.itemsize
     cdef const void *few[FEW_RANKS]
-    cdef Stage s
+    cdef StagedSegments s
     cdef size_t k
     cdef int status = OK
     s.sources = few
@@ -53,7 +53,7 @@ cdef int staged(Comm *t, Call *c) noexcept nogil:
     s.total = segments_in(c.inputs[0].nbytes, s.segment)
     s.first = t.windows.step
     for k in range(s.total + 2):
-        status = stage(t, c, &s, k)
+        status = stage_segment(t, c, &s, k)
         if status != OK:
             break
     t.windows.step += s.total + 1
@@ -62,7 +62,7 @@ cdef int staged(Comm *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int stage(Comm *t, Call *c, const Stage *s, size_t k) noexcept nogil:
+cdef int stage_segment(Comm *t, Call *c, const StagedSegments *s, size_t k) noexcept nogil:
     cdef uint64_t step = s.first + k
     cdef char *slot = slot_of(t, t.rank, step)
     cdef int status = OK
@@ -96,7 +96,7 @@ cdef inline void write_contribution(Comm *t, Call *c, Block segment, char *slot)
         contribute(c.op, slot, segment.ptr, segment.nbytes)
 
 
-cdef inline void reduce_own_block(Comm *t, Call *c, const Stage *s, Block segment,
+cdef inline void reduce_own_block(Comm *t, Call *c, const StagedSegments *s, Block segment,
                                   uint64_t step, char *out) noexcept nogil:
     cdef Block block = block_of(segment, t.rank, t.size, c.op.itemsize)
     cdef int peer
@@ -107,7 +107,7 @@ cdef inline void reduce_own_block(Comm *t, Call *c, const Stage *s, Block segmen
     c.op.combine_all(c.op, out, s.sources, t.size, block.nbytes // c.op.itemsize)
 
 
-cdef inline void copy_results(Comm *t, Call *c, const Stage *s, Block segment,
+cdef inline void copy_results(Comm *t, Call *c, const StagedSegments *s, Block segment,
                               uint64_t step) noexcept nogil:
     cdef Block block
     cdef int peer

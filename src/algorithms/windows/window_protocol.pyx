@@ -33,8 +33,8 @@ cdef inline bint has_posted(Comm *t, int rank, uint64_t step) noexcept nogil:
     return peek(&head_of(t.windows, rank, step).posted) == step + 1
 
 
-cdef int compare(Comm *t, Call *c, int peer, uint64_t step,
-                 const Fingerprint *ours) noexcept nogil:
+cdef int compare_step(Comm *t, Call *c, int peer, uint64_t step,
+                      const Fingerprint *ours) noexcept nogil:
     """Return OK if the peer was in the same call as this rank in this step, else MISMATCH."""
     cdef const Fingerprint *theirs = call_of(t, peer, step)
     if memcmp(ours, theirs, sizeof(Fingerprint) - sizeof(uint64_t)) == 0:   # all but the note
@@ -57,13 +57,13 @@ cdef int check_mismatch(Comm *t, Call *c, uint64_t last) noexcept nogil:
         # Other ranks may have written steps that this rank has yet to write.
         ours = call_of(t, t.rank, step) if has_posted(t, t.rank, step) else &c.fingerprint
         for peer in range(t.size):
-            if has_posted(t, peer, step) and compare(t, c, peer, step, ours) != OK:
+            if has_posted(t, peer, step) and compare_step(t, c, peer, step, ours) != OK:
                 return MISMATCH
         step += 1
     return OK
 
 
-cdef bint sent_for_another(Comm *t, Call *c) noexcept nogil:
+cdef bint has_other_message(Comm *t, Call *c) noexcept nogil:
     """Return whether a peer has sent a message of this call, which uses none on this rank."""
     cdef Request probe
     memset(&probe, 0, sizeof(Request))
@@ -96,7 +96,7 @@ cdef int await_flag(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
         status = t.wait_flag(t, flag, value, until)
         if status == TIMEOUT:
             # A rank that found a mismatch has stopped: the peer may never arrive.
-            if check_mismatch(t, c, step) != OK or sent_for_another(t, c):
+            if check_mismatch(t, c, step) != OK or has_other_message(t, c):
                 return MISMATCH
             if now_ns() < c.deadline_ns:
                 if t.control != NULL:
@@ -116,7 +116,7 @@ cdef int wait_for_peer(Comm *t, Call *c, int peer, uint64_t step) noexcept nogil
     if peer != t.rank:
         status = await_flag(t, c, peer, &head_of(t.windows, peer, step).posted, step + 1, step)
         if status == OK:
-            status = compare(t, c, peer, step, call_of(t, t.rank, step))
+            status = compare_step(t, c, peer, step, call_of(t, t.rank, step))
     return status
 
 
@@ -159,7 +159,7 @@ cdef int find_departed(Comm *t, Call *c) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
         # It may have posted before it left.
-        if (not has_posted(t, peer, step) and (t.windows.gone(t, peer) or has_left(t, peer))
+        if (not has_posted(t, peer, step) and (t.windows.is_gone(t, peer) or has_left(t, peer))
                 and not has_posted(t, peer, step)):
             c.failed_peer = peer
             c.failed_step = <int>(step - t.windows.step)
@@ -174,7 +174,7 @@ cdef int mark_consumed(Comm *t, Call *c, uint64_t step) noexcept nogil:
     return OK
 
 
-cdef inline uint64_t some_slots(const Windows *w) noexcept nogil:
+cdef inline uint64_t slots_in_reserve(const Windows *w) noexcept nogil:
     """Return how many slots the lazily updated `consumed` flag may lag behind."""
     return w.slots // 2 if w.slots > 1 else 1
 
@@ -193,7 +193,7 @@ cdef inline void release_slots(Comm *t, uint64_t steps) noexcept nogil:
     if least > w.released:
         w.released = least
     # A writer of long data waits for every slot; otherwise the heads mostly tell it in time.
-    if steps - w.step > 1 or steps - own[0] >= some_slots(w):
+    if steps - w.step > 1 or steps - own[0] >= slots_in_reserve(w):
         t.raise_flag(t, own, steps)
 
 
@@ -214,7 +214,7 @@ cdef int acquire_slot(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept n
     cdef uint64_t needed = step + 1 - ahead
     cdef uint64_t *own = &w.of[t.rank].flags.consumed
     cdef int peer, status = OK
-    if step - w.consumed >= some_slots(w):
+    if step - w.consumed >= slots_in_reserve(w):
         status = consume(t, c, step, False)
         if status == OK and step > w.consumed and (step - w.consumed) % w.slots == 0:
             status = find_departed(t, c)

@@ -14,7 +14,7 @@ from cydist._native.linux cimport (
     pthread_mutex_unlock,
 )
 from cydist._native.inproc_mailbox cimport (
-    Box, End, cancel, contradicted, drop_comm, enter_comm, free_box, init_box, leave_hub,
+    Mailbox, HubEnd, cancel, contradicted, drop_comm, enter_comm, free_box, init_box, leave_hub,
     left_over, recv, send, test, wait,
 )
 from cydist._native.matching cimport count_arrived, count_posted
@@ -22,11 +22,11 @@ from cydist._native.sync cimport LOOKS, SPINS, cores, load_int
 from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
 
 
-cdef bint gone(Comm *t, int peer) noexcept nogil:
-    return load_int(&(<End *>t.link).boxes[t.peers[peer]].closed) != OK
+cdef bint is_gone(Comm *t, int peer) noexcept nogil:
+    return load_int(&(<HubEnd *>t.link).boxes[t.peers[peer]].closed) != OK
 
 
-cdef bint ended(Comm *t, int peer) noexcept nogil:
+cdef bint process_ended(Comm *t, int peer) noexcept nogil:
     return False                # a thread of this process may always still exist
 
 
@@ -54,7 +54,7 @@ ctypedef struct SharedWindows:  # the windows of one group
     char *memory                # NULL until a rank asks for it
     size_t nbytes
     int members
-    int left                    # members whose view is closed
+    int left                    # members whose comm is closed
 
 
 cdef bint map_segment(SharedWindows *segment, size_t nbytes) noexcept nogil:
@@ -81,7 +81,7 @@ cdef class Hub:
     cdef readonly int size
     cdef readonly int slots             # of every group's windows
     cdef readonly size_t slot_bytes
-    cdef Box *boxes
+    cdef Mailbox *boxes
     cdef pthread_mutex_t lock           # of the segments
     cdef SharedWindows *segments
     cdef set ranks                      # of ranks that have a link
@@ -95,7 +95,7 @@ cdef class Hub:
         self.slot_bytes = slot_bytes
         pthread_mutex_init(&self.lock, NULL)
         self.ranks = set()
-        self.boxes = <Box *>calloc(size, sizeof(Box))
+        self.boxes = <Mailbox *>calloc(size, sizeof(Mailbox))
         if self.boxes == NULL:
             raise MemoryError(f"no memory for {size} ranks")
         for i in range(size):
@@ -144,7 +144,7 @@ cdef class Hub:
         pthread_mutex_unlock(&self.lock)
         if segment != NULL and segment.members != members:
             raise ValueError(
-                f"context {comm_id:#x} belongs to a group of {segment.members} ranks, not {members}"
+                f"comm id {comm_id:#x} belongs to a group of {segment.members} ranks, not {members}"
             )
         if segment == NULL or segment.memory == NULL:
             raise MemoryError(f"no memory for the windows of {members} ranks")
@@ -200,7 +200,7 @@ cdef class InprocLink(Link):
     """One rank's end of a hub. Raises ValueError if the rank has an end already."""
 
     cdef Hub hub
-    cdef End end
+    cdef HubEnd end
     cdef bint closed
     cdef int pid                # that made it
 
@@ -216,9 +216,9 @@ cdef class InprocLink(Link):
         self.rank = rank
         self.size = hub.size
         cdef int spins = SPINS if cores() >= hub.size else 0
-        self.end = End(rank, hub.size, spins, spins, hub.boxes)
+        self.end = HubEnd(rank, hub.size, spins, spins, hub.boxes)
 
-    cdef int open_view(self, Comm *t) except -1:
+    cdef int attach_comm(self, Comm *t) except -1:
         t.link = &self.end
         t.windows = NULL
         t.send = send
@@ -245,8 +245,8 @@ cdef class InprocLink(Link):
         windows.of = <Window *>(windows + 1)
         windows.spins = windows.most_spins = self.end.most_spins
         windows.looks = windows.most_looks = LOOKS if self.end.most_spins else 0
-        windows.gone = gone
-        windows.ended = ended
+        windows.is_gone = is_gone
+        windows.process_ended = process_ended
         windows.pull = pull
         windows.push = push
         windows.mapped = mapped
@@ -254,7 +254,7 @@ cdef class InprocLink(Link):
         t.windows = windows
         return 0
 
-    cdef void close_view(self, Comm *t) noexcept:
+    cdef void detach_comm(self, Comm *t) noexcept:
         with nogil:
             drop_comm(&self.end, t.comm_id)
         free(t.windows)
@@ -284,7 +284,7 @@ cdef class InprocLink(Link):
 
     def pending(self):
         """Return (receives posted, messages that no receive has matched) of this rank."""
-        cdef Box *box = &self.end.boxes[self.rank]
+        cdef Mailbox *box = &self.end.boxes[self.rank]
         cdef size_t posted, arrived
         # Allocate no Python objects under the lock: the collector may cancel requests.
         with nogil:

@@ -18,8 +18,8 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport (
     Chosen, Item, add_arrived, add_posted, any_arrived, any_item, any_of_comm, any_posted,
-    close_comm, compare, contradicted as contradicted_in, find_arrived, find_posted, free_item,
-    free_queues, group_rank, init_queues, is_closed, left_over as left_over_in, new_item,
+    close_comm, compare_message, contradicted as contradicted_in, find_arrived, find_posted,
+    free_item, free_queues, group_rank, init_queues, is_closed, left_over as left_over_in, new_item,
     note_farewell, of_comm, open_comm, remove,
 )
 from cydist._native.sync cimport (
@@ -32,17 +32,17 @@ cdef enum:
     HELD_BYTES = 67108864       # limit of copied bytes in a box; beyond it short messages wait too
 
 
-cdef int init_box(Box *box) noexcept nogil:
+cdef int init_box(Mailbox *box) noexcept nogil:
     pthread_mutex_init(&box.lock, NULL)
     return init_queues(&box.queues)
 
 
-cdef void free_box(Box *box) noexcept nogil:
+cdef void free_box(Mailbox *box) noexcept nogil:
     free_queues(&box.queues)
     pthread_mutex_destroy(&box.lock)
 
 
-cdef void complete(Box *owner, Request *r, int status) noexcept nogil:
+cdef void complete(Mailbox *owner, Request *r, int status) noexcept nogil:
     """Complete a request that belongs to another thread, and touch it no more."""
     store_int(&r.status, status)
     add_u32(&owner.doorbell, 1)
@@ -50,19 +50,19 @@ cdef void complete(Box *owner, Request *r, int status) noexcept nogil:
         futex_wake(&owner.doorbell)
 
 
-cdef int deliver(Request *r, const Comm *view, int sender, const Fingerprint *theirs,
+cdef int deliver(Request *r, const Comm *comm, int sender, const Fingerprint *theirs,
                  const char *data, size_t nbytes) noexcept nogil:
     """Fill a claimed receive; return the status to complete it with."""
-    cdef int status = compare(r, theirs, nbytes)
-    r.source = group_rank(view, sender)
+    cdef int status = compare_message(r, theirs, nbytes)
+    r.source = group_rank(comm, sender)
     if status == OK:
         copy(r.ptr, data, nbytes)
     return status
 
 
 cdef int send(Comm *t, Request *r) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *box = &end.boxes[t.peers[r.peer]]
+    cdef HubEnd *end = <HubEnd *>t.link
+    cdef Mailbox *box = &end.boxes[t.peers[r.peer]]
     cdef Item *message
     cdef Item *item
     cdef Request *receive
@@ -94,7 +94,7 @@ cdef int send(Comm *t, Request *r) noexcept nogil:
         remove(item)
         receive.link = NULL
         pthread_mutex_unlock(&box.lock)
-        complete(box, receive, deliver(receive, item.view, end.rank, &message.fingerprint,
+        complete(box, receive, deliver(receive, item.comm, end.rank, &message.fingerprint,
                                        r.ptr, r.nbytes))
         free_item(item)
         free_item(message)
@@ -115,8 +115,8 @@ cdef int send(Comm *t, Request *r) noexcept nogil:
 
 
 cdef int recv(Comm *t, Request *r) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *box = &end.boxes[end.rank]
+    cdef HubEnd *end = <HubEnd *>t.link
+    cdef Mailbox *box = &end.boxes[end.rank]
     cdef int peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
     cdef Item *receive = new_item(t, r, peer, 0)
     cdef Item *item
@@ -138,7 +138,7 @@ cdef int recv(Comm *t, Request *r) noexcept nogil:
         pthread_mutex_unlock(&box.lock)
         match_receive(end, t, r, item)
         return OK
-    lost = CLOSED if box.closed != OK else (PEER_LOST if nobody_left(t, peer) else OK)
+    lost = CLOSED if box.closed != OK else (PEER_LOST if all_have_left(t, peer) else OK)
     if lost == OK:
         r.link = receive
         add_posted(&box.queues, receive)
@@ -148,20 +148,20 @@ cdef int recv(Comm *t, Request *r) noexcept nogil:
     return lost
 
 
-cdef void on_farewell(End *end, int peer, uint64_t comm_id) noexcept nogil:
+cdef void on_farewell(HubEnd *end, int peer, uint64_t comm_id) noexcept nogil:
     """Record a peer's departure from a group: receives that only it could match end."""
-    cdef Box *own = &end.boxes[end.rank]
+    cdef Mailbox *own = &end.boxes[end.rank]
     pthread_mutex_lock(&own.lock)
     note_farewell(&own.queues, comm_id, peer, 1)
     pthread_mutex_unlock(&own.lock)
     end_stranded(end, own)
 
 
-cdef void end_stranded(End *end, Box *box) noexcept nogil:
+cdef void end_stranded(HubEnd *end, Mailbox *box) noexcept nogil:
     cdef Item *item
     while True:
         pthread_mutex_lock(&box.lock)
-        item = any_posted(&box.queues, waits_for_nobody, NULL)
+        item = any_posted(&box.queues, has_no_sender, NULL)
         if item != NULL:
             remove(item)
             item.request.link = NULL
@@ -172,7 +172,7 @@ cdef void end_stranded(End *end, Box *box) noexcept nogil:
         free_item(item)
 
 
-cdef void match_receive(End *end, Comm *t, Request *r, Item *item) noexcept nogil:
+cdef void match_receive(HubEnd *end, Comm *t, Request *r, Item *item) noexcept nogil:
     """Receive a message that was claimed from this rank's box, and complete its send."""
     cdef const char *data = item.request.ptr if item.request != NULL else item.data
     r.status = deliver(r, t, item.peer, &item.fingerprint, data, item.nbytes)
@@ -181,9 +181,9 @@ cdef void match_receive(End *end, Comm *t, Request *r, Item *item) noexcept nogi
     free_item(item)
 
 
-cdef bint nobody_left(const Comm *t, int peer) noexcept nogil:
+cdef bint all_have_left(const Comm *t, int peer) noexcept nogil:
     """Return whether the link peer has left; for ANY_SOURCE, whether all other members have."""
-    cdef End *end = <End *>t.link
+    cdef HubEnd *end = <HubEnd *>t.link
     cdef int i
     if peer != ANY_SOURCE:
         return (load_int(&end.boxes[peer].closed) != OK
@@ -201,8 +201,8 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
 
 
 cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *own = &end.boxes[end.rank]
+    cdef HubEnd *end = <HubEnd *>t.link
+    cdef Mailbox *own = &end.boxes[end.rank]
     cdef int i, status
     cdef uint32_t seen
     cdef int64_t now, until
@@ -242,8 +242,8 @@ cdef int wait(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
 
 
 cdef bint contradicted(Comm *t, Request *r) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *own = &end.boxes[end.rank]
+    cdef HubEnd *end = <HubEnd *>t.link
+    cdef Mailbox *own = &end.boxes[end.rank]
     cdef bint found
     pthread_mutex_lock(&own.lock)
     found = contradicted_in(&own.queues, t, r)
@@ -252,8 +252,8 @@ cdef bint contradicted(Comm *t, Request *r) noexcept nogil:
 
 
 cdef bint left_over(Comm *t, uint64_t seq, Request *r) noexcept nogil:
-    cdef End *end = <End *>t.link
-    cdef Box *own = &end.boxes[end.rank]
+    cdef HubEnd *end = <HubEnd *>t.link
+    cdef Mailbox *own = &end.boxes[end.rank]
     cdef bint found
     pthread_mutex_lock(&own.lock)
     found = left_over_in(&own.queues, t, seq, r)
@@ -262,7 +262,7 @@ cdef bint left_over(Comm *t, uint64_t seq, Request *r) noexcept nogil:
 
 
 cdef void cancel(Comm *t, Request *r) noexcept nogil:
-    cdef Box *box = <Box *>r.place
+    cdef Mailbox *box = <Mailbox *>r.place
     cdef Item *item
     pthread_mutex_lock(&box.lock)
     item = <Item *>r.link
@@ -280,8 +280,8 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
 
 # Leaving
 
-cdef int enter_comm(End *end, Comm *t) noexcept nogil:
-    cdef Box *own = &end.boxes[end.rank]
+cdef int enter_comm(HubEnd *end, Comm *t) noexcept nogil:
+    cdef Mailbox *own = &end.boxes[end.rank]
     cdef int status
     pthread_mutex_lock(&own.lock)
     status = open_comm(&own.queues, t)
@@ -293,11 +293,11 @@ cdef bint sent_in_place(const Item *item, const void *rank) noexcept nogil:
     return item.request != NULL and item.peer == (<const int *>rank)[0]
 
 
-cdef bint waits_for_nobody(const Item *item, const void *unused) noexcept nogil:
-    return nobody_left(item.view, item.peer)
+cdef bint has_no_sender(const Item *item, const void *unused) noexcept nogil:
+    return all_have_left(item.comm, item.peer)
 
 
-cdef void drop(End *end, Box *box, const uint64_t *only, Chosen chosen,
+cdef void drop(HubEnd *end, Mailbox *box, const uint64_t *only, Chosen chosen,
                const void *argument) noexcept nogil:
     """Remove the items that `chosen` selects from a box: its owner's receives, any rank's messages.
 
@@ -327,37 +327,37 @@ cdef void drop(End *end, Box *box, const uint64_t *only, Chosen chosen,
         free_item(item)
 
 
-ctypedef struct Sent:
+ctypedef struct CommOfRank:
     int rank
     uint64_t comm_id
 
 
-cdef bint mine_in_comm(const Item *item, const void *argument) noexcept nogil:
-    cdef const Sent *mine = <const Sent *>argument
+cdef bint is_own_in_comm(const Item *item, const void *argument) noexcept nogil:
+    cdef const CommOfRank *mine = <const CommOfRank *>argument
     return (item.request != NULL and item.comm_id == mine.comm_id
-            and item.view.peers[item.view.rank] == mine.rank)
+            and item.comm.peers[item.comm.rank] == mine.rank)
 
 
-cdef void drop_comm(End *end, uint64_t comm_id) noexcept nogil:
-    cdef Sent mine = Sent(end.rank, comm_id)
-    cdef Box *own = &end.boxes[end.rank]
+cdef void drop_comm(HubEnd *end, uint64_t comm_id) noexcept nogil:
+    cdef CommOfRank mine = CommOfRank(end.rank, comm_id)
+    cdef Mailbox *own = &end.boxes[end.rank]
     cdef int i
     pthread_mutex_lock(&own.lock)
     close_comm(&own.queues, comm_id)
     pthread_mutex_unlock(&own.lock)
     drop(end, &end.boxes[end.rank], &comm_id, of_comm, &comm_id)
     for i in range(end.size):
-        drop(end, &end.boxes[i], &comm_id, mine_in_comm, &mine)
+        drop(end, &end.boxes[i], &comm_id, is_own_in_comm, &mine)
 
 
-cdef void complete_dropped(End *end, Box *box, Item *item) noexcept nogil:
-    cdef int rank = item.view.peers[item.view.rank]
+cdef void complete_dropped(HubEnd *end, Mailbox *box, Item *item) noexcept nogil:
+    cdef int rank = item.comm.peers[item.comm.rank]
     complete(&end.boxes[rank], item.request, CLOSED if rank == end.rank else PEER_LOST)
 
 
-cdef void leave_hub(End *end) noexcept nogil:
+cdef void leave_hub(HubEnd *end) noexcept nogil:
     """Leave: from now on no rank can send to this rank, or waits for it."""
-    cdef Box *own = &end.boxes[end.rank]
+    cdef Mailbox *own = &end.boxes[end.rank]
     cdef int i
     pthread_mutex_lock(&own.lock)
     store_int(&own.closed, CLOSED)

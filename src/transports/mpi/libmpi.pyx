@@ -14,7 +14,7 @@ cdef extern from *:
     """
     int in_background "cydist_in_background"
 
-# In the order of Library
+# In the order of MpiLibrary
 NAMES = (
     b"MPI_Isend", b"MPI_Issend", b"MPI_Irecv", b"MPI_Test", b"MPI_Cancel", b"MPI_Ibarrier",
     b"MPI_Ibcast", b"MPI_Iallreduce", b"MPI_Ireduce", b"MPI_Iallgather", b"MPI_Ialltoall",
@@ -100,6 +100,6 @@ def runs_in_background() -> bool:
 
 
 cdef bint is_among(int callers, pthread_t one) noexcept nogil:
-    if callers == ANYBODY:
+    if callers == ANY_THREAD:
         return True
     return pthread_equal(pthread_self(), one) != 0 if callers == ONE else not in_background

@@ -25,9 +25,9 @@ from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_s
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.mpi_messages cimport (
-    SOON_NS, Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
+    SOON_NS, Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, on_error,
 )
-from cydist._native.mpi_pairwise cimport is_pairwise, exchange_pair, wait_beside
+from cydist._native.mpi_pairwise cimport is_pairwise, exchange_pair, wait_with_check
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport PAUSE_US, load_int
 
@@ -61,7 +61,7 @@ def use_reduction(int dtype, int op, size_t type_handle, size_t op_handle) -> No
     operations[dtype][op] = op_handle
 
 
-ctypedef struct Buffers:        # MPI's arguments: one piece of memory on each side
+ctypedef struct MpiBuffers:     # MPI's arguments: one piece of memory on each side
     char *input
     char *output
     char *scratch               # packing memory if blocks are not adjacent
@@ -96,7 +96,7 @@ cdef bint are_adjacent(const Block *blocks, int count) noexcept nogil:
     return True
 
 
-cdef int prepare(const Comm *t, const Call *c, Buffers *b) noexcept nogil:
+cdef int pack_blocks(const Comm *t, const Call *c, MpiBuffers *b) noexcept nogil:
     """Pack lists of blocks that are not adjacent."""
     cdef int collective = c.fingerprint.collective
     cdef int size = t.size, i
@@ -105,7 +105,7 @@ cdef int prepare(const Comm *t, const Call *c, Buffers *b) noexcept nogil:
     cdef bint packs = many_in and not are_adjacent(c.inputs, size)
     cdef bint unpacks = many_out and not are_adjacent(c.outputs, size)
     cdef size_t total = 0
-    memset(b, 0, sizeof(Buffers))
+    memset(b, 0, sizeof(MpiBuffers))
     if c.inputs != NULL:
         b.input = c.inputs[0].ptr
     if c.outputs != NULL:
@@ -124,31 +124,31 @@ cdef int prepare(const Comm *t, const Call *c, Buffers *b) noexcept nogil:
     return OK
 
 
-cdef void deliver(const Comm *t, const Call *c, const Buffers *b) noexcept nogil:
+cdef void unpack_blocks(const Comm *t, const Call *c, const MpiBuffers *b) noexcept nogil:
     cdef int i
     if b.gathered != NULL:
         for i in range(t.size):
             copy(c.outputs[i].ptr, b.gathered + i * c.outputs[0].nbytes, c.outputs[i].nbytes)
 
 
-cdef size_t unit(const Call *c) noexcept nogil:
+cdef size_t element_bytes(const Call *c) noexcept nogil:
     return c.op.itemsize if reduces(c) else 1
 
 
 cdef size_t step_bytes(const Mpi *mpi, const Call *c) noexcept nogil:
     """Return how much of an array, if it is cut, one call of MPI handles."""
-    return mpi.piece_bytes // unit(c) * unit(c)
+    return mpi.piece_bytes // element_bytes(c) * element_bytes(c)
 
 
-cdef int calls_for(const Mpi *mpi, const Call *c) noexcept nogil:
+cdef int call_count(const Mpi *mpi, const Call *c) noexcept nogil:
     cdef int collective = c.fingerprint.collective
     if collective == BROADCAST or collective == ALL_REDUCE or collective == REDUCE:
         return <int>((c.inputs[0].nbytes + step_bytes(mpi, c) - 1) // step_bytes(mpi, c))
     return 1
 
 
-cdef int call_one(const Comm *t, const Call *c, const Buffers *b, size_t start,
-                  Handle *request) noexcept nogil:
+cdef int begin_one(const Comm *t, const Call *c, const MpiBuffers *b, size_t start,
+                   Handle *request) noexcept nogil:
     """Begin one call of MPI; of an array that is cut, the call from this byte on."""
     cdef const Mpi *mpi = mpi_of(<Net *>t.link)
     cdef int collective = c.fingerprint.collective
@@ -170,9 +170,9 @@ cdef int call_one(const Comm *t, const Call *c, const Buffers *b, size_t start,
                              t.library_comm,
                              request)
     if collective == REDUCE_SCATTER:
-        return lib.ireduce_scatter_block(source, b.output, <int>(each // unit(c)), kind, op,
-                                         t.library_comm, request)
-    count = <int>(min(each - start, step_bytes(mpi, c)) // unit(c))
+        return lib.ireduce_scatter_block(source, b.output, <int>(each // element_bytes(c)), kind,
+                                         op, t.library_comm, request)
+    count = <int>(min(each - start, step_bytes(mpi, c)) // element_bytes(c))
     if collective == BROADCAST:
         return lib.ibcast(b.input + start, count, mpi.byte, c.root, t.library_comm, request)
     source = b.input + start
@@ -185,10 +185,10 @@ cdef int call_one(const Comm *t, const Call *c, const Buffers *b, size_t start,
     return lib.ireduce(source, b.output + start, count, kind, op, c.root, t.library_comm, request)
 
 
-cdef int begin(Comm *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
+cdef int begin_all(Comm *t, Call *c, const MpiBuffers *b, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
-    cdef int i, count = calls_for(mpi, c), code = SUCCESS, status = OK
+    cdef int i, count = call_count(mpi, c), code = SUCCESS, status = OK
     cdef MpiRequest *mpi_request
     if count == 0:
         r.status = OK
@@ -203,14 +203,14 @@ cdef int begin(Comm *t, Call *c, const Buffers *b, Request *r) noexcept nogil:
     for i in range(count):
         if code == SUCCESS:
             code = added(mpi_request,
-                         call_one(t, c, b, i * step_bytes(mpi, c), next_of(mpi_request)))
+                         begin_one(t, c, b, i * step_bytes(mpi, c), next_of(mpi_request)))
     if code != SUCCESS:
-        status = refused(mpi, mpi_request, code)
+        status = on_error(mpi, mpi_request, code)
     pthread_mutex_unlock(&net.lock)
     return status
 
 
-cdef void release_buffers(Comm *t, Request *r, Buffers *b) noexcept nogil:
+cdef void release_buffers(Comm *t, Request *r, MpiBuffers *b) noexcept nogil:
     """Cancel a failed call. Memory that MPI may still use lives until MPI is done."""
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
@@ -221,7 +221,7 @@ cdef void release_buffers(Comm *t, Request *r, Buffers *b) noexcept nogil:
     t.cancel(t, r)
 
 
-cdef void record(Call *c, const Request *r, int status) noexcept nogil:
+cdef void record_error(Call *c, const Request *r, int status) noexcept nogil:
     if status == MISMATCH:
         c.failed_peer = r.source
         c.theirs = r.theirs
@@ -238,7 +238,7 @@ cdef int lost_member(const Comm *t) noexcept nogil:
     return -1
 
 
-cdef int resolve(Comm *t, Call *c, Request *check) noexcept nogil:
+cdef int find_cause(Comm *t, Call *c, Request *check) noexcept nogil:
     """Find out why MPI reports an error. Ranks mostly disagree, and one that saw how reports it."""
     cdef int status = OK
     cdef int64_t until = now_ns() + EXPLAIN_NS
@@ -250,40 +250,40 @@ cdef int resolve(Comm *t, Call *c, Request *check) noexcept nogil:
     return PEER_LOST if status == OK else status
 
 
-cdef int compared(Comm *t, Call *c, Request *check) noexcept nogil:
+cdef int await_fingerprint(Comm *t, Call *c, Request *check) noexcept nogil:
     """Wait for a neighbour's fingerprint, and query its call if it does not arrive."""
     cdef int status = complete(t, c, check, 1)
     c.failed_step = -1
     return status
 
 
-cdef int compare(Comm *t, Call *c) noexcept nogil:
+cdef int compare_last_call(Comm *t, Call *c) noexcept nogil:
     """Compare MPI's last call before any call, also before one that cydist's algorithms run."""
-    cdef Checks *checks = <Checks *>t.own
+    cdef FingerprintExchanges *checks = <FingerprintExchanges *>t.own
     cdef Request *check = &checks.of[(checks.calls + 1) & 1].request
     if checks.calls == 0:       # MPI has run none, as with windows
         return OK
     if load_int(&check.status) == PENDING:
         patiently(c)
-    return compared(t, c, check)
+    return await_fingerprint(t, c, check)
 
 
-cdef int waited(Comm *t, Call *c, Request *running, Request *check) noexcept nogil:
+cdef int await_call(Comm *t, Call *c, Request *running, Request *check) noexcept nogil:
     """Wait for MPI, and after a while also for the neighbour's fingerprint, whichever is first. The
     neighbour may not send one while it waits for what this rank does next."""
     cdef int status = t.wait(t, running, min(now_ns() + SOON_NS, c.deadline_ns))
     if status == TIMEOUT:
-        status = wait_beside(t, c, running, check)
+        status = wait_with_check(t, c, running, check)
     if status == TIMEOUT:
-        status = compared(t, c, check)
+        status = await_fingerprint(t, c, check)
         if status != OK:
             return status
         status = t.wait(t, running, c.deadline_ns)
-    record(c, running, status)
+    record_error(c, running, status)
     if status == PEER_LOST:
-        status = resolve(t, c, check)
+        status = find_cause(t, c, check)
     if status == OK and load_int(&check.status) != PENDING:
-        status = compared(t, c, check)
+        status = await_fingerprint(t, c, check)
     return status
 
 
@@ -309,13 +309,13 @@ cdef int left_after(Comm *t, Call *c) noexcept nogil:
         withdraw(t, &check, 1)
     if status != MISMATCH or check.theirs.seq != c.fingerprint.seq:
         return OK if status == OK else PEER_LOST
-    record(c, &check, MISMATCH)
+    record_error(c, &check, MISMATCH)
     return MISMATCH
 
 
 cdef int drain(Comm *t, Call *c) noexcept nogil:
-    cdef Checks *checks = <Checks *>t.own
-    cdef Check *last = &checks.of[(checks.calls + 1) & 1]
+    cdef FingerprintExchanges *checks = <FingerprintExchanges *>t.own
+    cdef FingerprintExchange *last = &checks.of[(checks.calls + 1) & 1]
     cdef Request check
     cdef int status
     if checks.calls == 0:
@@ -323,7 +323,7 @@ cdef int drain(Comm *t, Call *c) noexcept nogil:
     c.fingerprint = last.fingerprint
     status = left_after(t, c)
     if status != MISMATCH:
-        status = compared(t, c, &last.request)
+        status = await_fingerprint(t, c, &last.request)
     if status == ABORTED:                       # withdrawn before: the group has failed
         return OK
     if status == TIMEOUT:
@@ -351,7 +351,7 @@ cdef bint is_length_safe(const Comm *t, const Call *c) noexcept nogil:
             or c.inputs[0].nbytes <= safe_bytes // (t.size if in_blocks else 1))
 
 
-cdef int agree(Comm *t, Call *c) noexcept nogil:
+cdef int await_same_call(Comm *t, Call *c) noexcept nogil:
     """Wait until all ranks are known to be in this call, like dissemination.pyx's barrier. Step 0
     is the message that a harmless call sends alongside MPI's, so the two kinds match."""
     cdef int distance = 1, step = 0, status = OK
@@ -364,22 +364,22 @@ cdef int agree(Comm *t, Call *c) noexcept nogil:
     return status
 
 
-cdef int run_after(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogil:
+cdef int run_after(Comm *t, Call *c, MpiBuffers *b, Request *running) noexcept nogil:
     """Run MPI's call after all ranks have agreed: without a comparison."""
     cdef Request agreed
-    cdef int status = begin(t, c, b, running)
+    cdef int status = begin_all(t, c, b, running)
     memset(&agreed, 0, sizeof(Request))
     if status == OK:
-        status = waited(t, c, running, &agreed)
+        status = await_call(t, c, running, &agreed)
         if status != OK:
             release_buffers(t, running, b)
     return status
 
 
-cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nogil:
+cdef int run_beside(Comm *t, Call *c, MpiBuffers *b, Request *running) noexcept nogil:
     """Run MPI's call, or a short broadcast, alongside the comparison with the neighbours."""
-    cdef Checks *checks = <Checks *>t.own
-    cdef Check *check = &checks.of[checks.calls & 1]
+    cdef FingerprintExchanges *checks = <FingerprintExchanges *>t.own
+    cdef FingerprintExchange *check = &checks.of[checks.calls & 1]
     cdef Request sent
     cdef Block out = Block(NULL, 0)     # data that travel with the fingerprints
     cdef Block into = Block(NULL, 0)
@@ -387,7 +387,7 @@ cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nog
     checks.calls += 1
     check.fingerprint = c.fingerprint
     if not carries_payload(t, c):
-        status = begin(t, c, b, running)        # begin with this, since it takes longest
+        status = begin_all(t, c, b, running)    # begin with this, since it takes longest
     elif t.rank == c.root:
         out, running.status = c.inputs[0], OK
     else:
@@ -400,9 +400,9 @@ cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nog
         if status == PEER_LOST:
             status = left_after(t, c)
         if status == OK and into.nbytes != 0:
-            status = compared(t, c, &check.request)
+            status = await_fingerprint(t, c, &check.request)
         if status == OK:
-            status = waited(t, c, running, &check.request)
+            status = await_call(t, c, running, &check.request)
         if status != OK:
             release_buffers(t, running, b)
     if status != OK:
@@ -413,7 +413,7 @@ cdef int run_beside(Comm *t, Call *c, Buffers *b, Request *running) noexcept nog
 
 cdef int collective(Comm *t, Call *c) noexcept nogil:
     cdef Request running
-    cdef Buffers b
+    cdef MpiBuffers b
     cdef bint first             # must all ranks agree before MPI begins?
     cdef int status = OK
     if is_pairwise(t, c) and not carries_payload(t, c):
@@ -422,9 +422,9 @@ cdef int collective(Comm *t, Call *c) noexcept nogil:
         return ELSEWHERE
     first = not is_length_safe(t, c)
     if first:
-        status = agree(t, c)
+        status = await_same_call(t, c)
     if status == OK:
-        status = prepare(t, c, &b)
+        status = pack_blocks(t, c, &b)
     if status != OK:
         return status
     memset(&running, 0, sizeof(Request))
@@ -436,6 +436,6 @@ cdef int collective(Comm *t, Call *c) noexcept nogil:
     if status == PEER_LOST and c.failed_peer < 0:
         c.failed_peer = lost_member(t)
     if status == OK:
-        deliver(t, c, &b)
+        unpack_blocks(t, c, &b)
     free(b.scratch)
     return status

@@ -1,4 +1,4 @@
-"""Messages over one MPI communicator, and through rings to ranks of the same host, with any context
+"""Messages over one MPI communicator, and through rings to ranks of the same host, with any comm id
 and tag, compared, with deadlines.
 
 MPI makes progress only when it is called. A waiting thread does that for all groups of the link.
@@ -12,7 +12,9 @@ from cydist._native.libmpi cimport SUCCESS, is_done, lib
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
-from cydist._native.mpi_collectives cimport Checks, collective, compare, drain
+from cydist._native.mpi_collectives cimport (
+    FingerprintExchanges, collective, compare_last_call, drain,
+)
 from cydist._native.mpi_messages cimport (
     SLOTS, WITH_HEADER_BYTES, HeaderSlot, Mpi, MpiRequest, drop_mpi_requests, init_mpi, listen,
     may_call, mpi_of, progress,
@@ -119,19 +121,19 @@ cdef class MpiLink(MessageLink):
             free(self.mpi.outbox)
             free(self.mpi)
 
-    cdef int open_view(self, Comm *t) except -1:
-        t.own = calloc(1, sizeof(Checks))
+    cdef int attach_comm(self, Comm *t) except -1:
+        t.own = calloc(1, sizeof(FingerprintExchanges))
         if t.own == NULL:
             raise MemoryError("no memory for a group")
-        MessageLink.open_view(self, t)
+        MessageLink.attach_comm(self, t)
         t.lingers = lingers
         t.collective = collective
-        t.compare = compare
+        t.compare = compare_last_call
         t.drain = drain
         return 0
 
-    cdef void close_view(self, Comm *t) noexcept:
-        MessageLink.close_view(self, t)
+    cdef void detach_comm(self, Comm *t) noexcept:
+        MessageLink.detach_comm(self, t)
         if self.net.pid == getpid():
             with nogil:
                 pthread_mutex_lock(&self.net.lock)
@@ -145,17 +147,17 @@ cdef class MpiLink(MessageLink):
         MessageLink.share(self, peers_handle)
         self.mpi.foreign.needed = peers_handle.table.places < self.size
 
-    def describes(self, int peer, size_t nbytes) -> bool:
+    def takes_layout(self, int peer, size_t nbytes) -> bool:
         """Return whether a message of `nbytes` to or from a named peer may have a layout. It may
         not if it travels with its header, through shared memory, or in pieces."""
         return (0 <= peer < self.size and WITH_HEADER_BYTES < nbytes <= self.mpi.piece_bytes
                 and (self.net.shm == NULL or self.net.shm.place[peer] < 0))
 
-    def allows(self) -> bool:
+    def thread_may_call(self) -> bool:
         """Return whether this thread may call MPI."""
         return may_call(self.net)
 
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
         """Return whether MPI has messages to carry: not if all ranks share memory."""
         return self.mpi.foreign.needed
 

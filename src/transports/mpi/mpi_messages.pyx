@@ -16,7 +16,8 @@ from cydist._native.pipeline cimport copy
 from cydist._native.libmpi cimport SUCCESS, Handle, find_dead, is_among, is_done, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.matching cimport (
-    Item, add_arrived, blank_item, compare, find_posted, free_item, group_rank, is_closed, remove,
+    Item, add_arrived, blank_item, compare_message, find_posted, free_item, group_rank, is_closed,
+    remove,
 )
 from cydist._native.stream_send cimport begin_request, finish_request, forget_request, is_local
 from cydist._native.stream_peers cimport mark_lost
@@ -126,7 +127,7 @@ cdef void detach(Mpi *mpi, MpiRequest *mpi_request) noexcept nogil:
         mpi.lingering += 1
 
 
-cdef int refused(Mpi *mpi, MpiRequest *mpi_request, int code) noexcept nogil:
+cdef int on_error(Mpi *mpi, MpiRequest *mpi_request, int code) noexcept nogil:
     mpi.error = code
     mark_dead(mpi)
     if mpi_request.count > 0:
@@ -158,7 +159,7 @@ cdef int receive_payload(Mpi *mpi, Request *r, uint64_t comm_id, int peer, int u
         if ptr == NULL:
             end_mpi_request(mpi, mpi_request, NO_MEMORY)
             return NO_MEMORY
-    if r != NULL and r.layout != 0:     # then there is one piece, see MpiLink.describes
+    if r != NULL and r.layout != 0:     # then there is one piece, see MpiLink.takes_layout
         code = added(mpi_request,
                      lib.irecv(ptr, 1, r.layout, peer, under, mpi.comm, next_of(mpi_request)))
         count = 0
@@ -167,7 +168,7 @@ cdef int receive_payload(Mpi *mpi, Request *r, uint64_t comm_id, int peer, int u
             code = added(mpi_request, lib.irecv(
                 ptr + i * mpi.piece_bytes, piece(mpi, nbytes, i), mpi.byte, peer, under, mpi.comm,
                 next_of(mpi_request)))
-    return OK if code == SUCCESS else refused(mpi, mpi_request, code)
+    return OK if code == SUCCESS else on_error(mpi, mpi_request, code)
 
 
 cdef bint collect_ended(Mpi *mpi, MpiRequest *mpi_request) noexcept nogil:
@@ -339,7 +340,7 @@ cdef int send_apart(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noe
                 mpi.comm, next_of(mpi_request)))
     mpi_request.borrows = mpi_request.count > 1  # pieces beyond the header
     if code != SUCCESS:
-        return refused(mpi, mpi_request, code)
+        return on_error(mpi, mpi_request, code)
     attach(mpi, mpi_request, r)
     return PENDING
 
@@ -367,10 +368,10 @@ cdef void on_header(Mpi *mpi, const MpiHeader *header, const char *data) noexcep
     item = find_posted(&net.queues, header.comm_id, header.peer, header.tag)
     if item != NULL:
         r = item.request
-        r.source = group_rank(item.view, header.peer)
+        r.source = group_rank(item.comm, header.peer)
         remove(item)
         free_item(item)
-        deliver(mpi, r, header, data, compare(r, &header.fingerprint, header.nbytes))
+        deliver(mpi, r, header, data, compare_message(r, &header.fingerprint, header.nbytes))
     elif net.closed or is_closed(&net.queues, header.comm_id):
         refuse(mpi, header)
         if header.tag == CONTROL_TAG and not net.closed:

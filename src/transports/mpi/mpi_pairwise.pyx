@@ -17,7 +17,7 @@ from cydist._native.pipeline cimport complete, copy_block, post_recv, withdraw
 from cydist._native.libmpi cimport SUCCESS, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock
 from cydist._native.mpi_messages cimport (
-    DEPARTED_NS, SOON_NS, Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, refused,
+    DEPARTED_NS, SOON_NS, Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, on_error,
 )
 from cydist._native.stream cimport Net
 from cydist._native.sync cimport load_int
@@ -52,7 +52,7 @@ cdef bint receives(const Comm *t, const Call *c) noexcept nogil:
     return c.fingerprint.collective != BROADCAST or t.rank != c.root
 
 
-cdef int begin(Comm *t, Call *c, Request *r) noexcept nogil:
+cdef int begin_exchange(Comm *t, Call *c, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Mpi *mpi = mpi_of(net)
     cdef int peer = r.peer, tag = tag_of(&c.fingerprint, mpi.largest_tag), code = SUCCESS
@@ -79,7 +79,7 @@ cdef int begin(Comm *t, Call *c, Request *r) noexcept nogil:
         code = added(mpi_request, lib.issend(out, nbytes, mpi.byte, peer, tag, t.library_comm,
                                              next_of(mpi_request)))
     if code != SUCCESS:
-        status = refused(mpi, mpi_request, code)
+        status = on_error(mpi, mpi_request, code)
     pthread_mutex_unlock(&net.lock)
     return status
 
@@ -98,7 +98,7 @@ cdef int why_absent(Comm *t, Call *c, Request *stray) noexcept nogil:
     return status if status != OK else MISMATCH         # such a message belongs to another call
 
 
-cdef int wait_beside(Comm *t, Call *c, Request *running, Request *stray) noexcept nogil:
+cdef int wait_with_check(Comm *t, Call *c, Request *running, Request *stray) noexcept nogil:
     cdef int64_t patience = SOON_NS, now = now_ns(), asks_at = now
     cdef int status = TIMEOUT
     while status == TIMEOUT and now < c.deadline_ns and load_int(&stray.status) == PENDING:
@@ -120,7 +120,7 @@ cdef int wait_for_pair(Comm *t, Call *c, Request *running) noexcept nogil:
     if status != TIMEOUT:
         return status
     post_recv(t, c, &stray, NULL, 0, running.peer, 0)
-    status = wait_beside(t, c, running, &stray)
+    status = wait_with_check(t, c, running, &stray)
     if status == TIMEOUT and load_int(&stray.status) == PEER_LOST:
         status = t.wait(t, running, min(now_ns() + DEPARTED_NS, c.deadline_ns))
     if status == TIMEOUT and load_int(&stray.status) != PENDING:
@@ -142,7 +142,7 @@ cdef int exchange_pair(Comm *t, Call *c) noexcept nogil:
     running.expected = &c.fingerprint
     running.status = PENDING
     copy_own(t, c)              # before sending, since nothing progresses without calls of MPI
-    status = begin(t, c, &running)
+    status = begin_exchange(t, c, &running)
     if status == OK:
         status = wait_for_pair(t, c, &running)
         if status != OK:

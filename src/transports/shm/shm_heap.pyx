@@ -65,7 +65,7 @@ cdef class Heap:
             self.reclaim()
             return sum(end - start for start, end in self.free)
 
-    def allocate(self, uint64_t nbytes) -> Held:
+    def allocate(self, uint64_t nbytes) -> HeapBuffer:
         """Allocate `nbytes` zeroed bytes, from the beginning of a page, while the result lives.
 
         Its pages are allocated: no later write can fail. Raises MemoryError.
@@ -73,7 +73,7 @@ cdef class Heap:
         cdef uint64_t room = ((nbytes if nbytes else 1) + PAGE - 1) // PAGE * PAGE
         cdef int error = 0
         cdef uint64_t done = 0, some
-        cdef Held held
+        cdef HeapBuffer held
         if room < nbytes or room > self.nbytes:
             raise MemoryError(f"{nbytes} bytes are more than the {self.nbytes} of a rank's part "
                               "of the host's shared memory")
@@ -82,7 +82,7 @@ cdef class Heap:
                               f"{spare} bytes left")
         with self.lock:
             self.reclaim()
-            held = Held.__new__(Held, self, self.first_fit(room), nbytes, room)
+            held = HeapBuffer.__new__(HeapBuffer, self, self.first_fit(room), nbytes, room)
         while done < held.room and not error:
             PyErr_CheckSignals()
             some = min(held.room - done, <uint64_t>UNHEARD_BYTES)
@@ -120,7 +120,7 @@ cdef class Heap:
 
 # Dealloc needs the heap, so the collector must not clear it before.
 @cython.no_gc_clear
-cdef class Held:
+cdef class HeapBuffer:
     """Memory of an array: a writable buffer. The end of the last view frees its pages."""
 
     cdef Heap heap

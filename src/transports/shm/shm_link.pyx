@@ -16,27 +16,27 @@ cdef enum:
     SLOT_BYTES = 131072
 
 
-ctypedef struct View:           # the object that t.windows points to
+ctypedef struct ShmWindows:     # the object that t.windows points to
     Windows windows             # must be the first member
     LocalPeers *shm
 
 
-cdef bint gone(Comm *t, int peer) noexcept nogil:
+cdef bint is_gone(Comm *t, int peer) noexcept nogil:
     """Return whether this rank has announced its departure or its process has ended."""
-    cdef LocalPeers *n = (<View *>t.windows).shm
+    cdef LocalPeers *n = (<ShmWindows *>t.windows).shm
     cdef int place = n.place[t.peers[peer]]
     return load_int(&n.members[place].left) != 0 or has_ended(n, place)
 
 
-cdef bint ended(Comm *t, int peer) noexcept nogil:
-    cdef LocalPeers *n = (<View *>t.windows).shm
+cdef bint process_ended(Comm *t, int peer) noexcept nogil:
+    cdef LocalPeers *n = (<ShmWindows *>t.windows).shm
     return has_ended(n, n.place[t.peers[peer]])
 
 
 cdef int reach_into(Comm *t, int peer, char *ours, char *theirs, size_t nbytes,
                     bint writing) noexcept nogil:
     """Copy between the memories of two processes."""
-    cdef LocalPeers *n = (<View *>t.windows).shm
+    cdef LocalPeers *n = (<ShmWindows *>t.windows).shm
     cdef int pid = n.pids[n.place[t.peers[peer]]]
     cdef iovec here = iovec(ours, nbytes)
     cdef iovec there = iovec(theirs, nbytes)
@@ -67,7 +67,7 @@ cdef int push(Comm *t, int peer, char *theirs, const char *source,
 
 
 cdef char *mapped(Comm *t, int peer, char *theirs, size_t nbytes) noexcept nogil:
-    cdef LocalPeers *n = (<View *>t.windows).shm
+    cdef LocalPeers *n = (<ShmWindows *>t.windows).shm
     cdef uint64_t offset = <uint64_t>theirs - n.members[n.place[t.peers[peer]]].base
     if n.limit <= offset < n.nbytes and nbytes <= n.nbytes - offset:
         return n.base + offset
@@ -113,52 +113,52 @@ cdef class ShmLink(Link):
         messages.share(self.peers_handle)
         self.most_spins = SPINS if cores() >= len(sharers) else 0
 
-    cdef int open_view(self, Comm *t) except -1:
-        return self.messages.open_view(t)
+    cdef int attach_comm(self, Comm *t) except -1:
+        return self.messages.attach_comm(t)
 
     cdef int open_windows(self, Comm *t) except -1:
         cdef size_t nbytes = t.size * window_bytes(SLOTS, SLOT_BYTES)
         cdef uint64_t offset
-        cdef View *view
+        cdef ShmWindows *made
         cdef LocalPeers *n = self.shm
         cdef int i
         if not all_local(n, t):
             return 0
         nbytes = whole_pages(nbytes)
-        view = <View *>calloc(1, sizeof(View) + t.size * sizeof(Window))
-        if view == NULL:
+        made = <ShmWindows *>calloc(1, sizeof(ShmWindows) + t.size * sizeof(Window))
+        if made == NULL:
             raise MemoryError(f"no memory for the windows of {t.size} ranks")
         with nogil:
             for i in range(n.places):
                 if i != n.own and has_ended(n, i):
                     self.memory.mark_dead(i)
-            offset = self.memory.open(t.comm_id, t.peers, n.place, t.size, nbytes)
+            offset = self.memory.open_region(t.comm_id, t.peers, n.place, t.size, nbytes)
         if offset == 0:
-            free(view)
+            free(made)
             return 0
-        view.shm = n
-        view.windows.of = <Window *>(view + 1)
-        view.windows.spins = view.windows.most_spins = self.most_spins
-        view.windows.looks = view.windows.most_looks = LOOKS if self.most_spins else 0
-        view.windows.gone = gone
-        view.windows.ended = ended
-        view.windows.pull = pull
-        view.windows.push = push
+        made.shm = n
+        made.windows.of = <Window *>(made + 1)
+        made.windows.spins = made.windows.most_spins = self.most_spins
+        made.windows.looks = made.windows.most_looks = LOOKS if self.most_spins else 0
+        made.windows.is_gone = is_gone
+        made.windows.process_ended = process_ended
+        made.windows.pull = pull
+        made.windows.push = push
         if n.limit < n.nbytes:
-            view.windows.mapped = mapped
-        lay_out(&view.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES)
+            made.windows.mapped = mapped
+        lay_out(&made.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES)
         t.raise_flag = raise_flag
         t.wait_flag = wait_flag
-        t.windows = &view.windows
+        t.windows = &made.windows
         return 0
 
-    cdef void close_view(self, Comm *t) noexcept:
-        self.messages.close_view(t)
+    cdef void detach_comm(self, Comm *t) noexcept:
+        self.messages.detach_comm(t)
         cdef LocalPeers *n = self.shm
         # A forked child leaves no group.
         if getpid() == self.memory.pid and all_local(n, t):
             with nogil:
-                self.memory.leave(t.comm_id, t.peers, n.place, t.size, n.own)
+                self.memory.leave_region(t.comm_id, t.peers, n.place, t.size, n.own)
         free(t.windows)
         t.windows = NULL
 

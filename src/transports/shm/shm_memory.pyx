@@ -124,7 +124,7 @@ cdef class SharedMemory:
         memory.head.part = part
         init_lock(&memory.head.lock)
         memcpy(memory.head.token, <const char *>token, TOKEN_BYTES)
-        memory.learn()
+        memory.copy_constants()
         return memory
 
     @staticmethod
@@ -149,7 +149,7 @@ cdef class SharedMemory:
                 or memory.head.limit < head_bytes(memory.head.ranks)
                 or memory.nbytes != memory.head.limit + memory.head.ranks * memory.head.part):
             raise ValueError("this memory belongs to another job")
-        memory.learn()
+        memory.copy_constants()
         return memory
 
     cdef int map(self, uint64_t nbytes) except -1:
@@ -161,7 +161,7 @@ cdef class SharedMemory:
         self.head = <SegmentHead *>base
         return 0
 
-    cdef void learn(self) noexcept:
+    cdef void copy_constants(self) noexcept:
         """Copy the values that other processes must not change for this one."""
         self.ranks = self.head.ranks
         self.limit = self.head.limit
@@ -186,21 +186,21 @@ cdef class SharedMemory:
         """Return the bytes that groups have, or that are kept for the next ones."""
         return self.head.used
 
-    cdef uint64_t open(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                       uint64_t nbytes) noexcept nogil:
+    cdef uint64_t open_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
+                              uint64_t nbytes) noexcept nogil:
         cdef uint64_t offset = 0, fresh = 0
         cdef bint raced = True
         cdef WindowRegion *region
         cdef int i
         lock(self.head)
-        i = self.find(comm_id)
-        while i < 0 and raced and not self.head.spent and self.find_free(nbytes) < 0:
+        i = self.find_region(comm_id)
+        while i < 0 and raced and not self.head.spent and self.find_free_region(nbytes) < 0:
             # Not under the lock: it takes a while, and a rank that is stopped meanwhile would stop
             # all other ranks of the host.
             unlock(self.head)
             fresh = reserve(self.head, self.fd, self.head.limit, nbytes, &raced)
             lock(self.head)
-            i = self.find(comm_id)
+            i = self.find_region(comm_id)
         if i < 0 and not self.head.spent:
             i = self.take_region(nbytes, REGIONS)
             if i < 0:
@@ -222,11 +222,11 @@ cdef class SharedMemory:
         unlock(self.head)
         return offset
 
-    cdef void leave(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                    int own) noexcept nogil:
+    cdef void leave_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
+                           int own) noexcept nogil:
         cdef int i
         lock(self.head)
-        i = self.find(comm_id)
+        i = self.find_region(comm_id)
         if i < 0 and size > 1:
             # A member that asks later finds no windows, which no other member would use. Without
             # a free `WindowRegion` to say so, it keeps windows of its own until all members'
@@ -259,7 +259,7 @@ cdef class SharedMemory:
                 return False
         return True
 
-    cdef int find(self, uint64_t comm_id) noexcept nogil:
+    cdef int find_region(self, uint64_t comm_id) noexcept nogil:
         """Return the group's `WindowRegion`; -1: it has none."""
         cdef int i
         for i in range(self.head.regions):
@@ -267,7 +267,7 @@ cdef class SharedMemory:
                 return i
         return -1
 
-    cdef int find_free(self, uint64_t nbytes) noexcept nogil:
+    cdef int find_free_region(self, uint64_t nbytes) noexcept nogil:
         """Return a free `WindowRegion` with exactly `nbytes` bytes; -1: none."""
         cdef int i
         for i in range(self.head.regions):
@@ -280,9 +280,9 @@ cdef class SharedMemory:
 
         -1: none of the first `most` is free.
         """
-        cdef int i = self.find_free(nbytes)
+        cdef int i = self.find_free_region(nbytes)
         if i < 0:
-            i = self.find_free(0)
+            i = self.find_free_region(0)
         if i < 0 and self.head.regions < most:
             i = self.head.regions
             self.head.regions += 1

@@ -44,8 +44,8 @@ cdef inline uint64_t name_of(uint64_t name) noexcept nogil:
     return name & ((1ULL << (64 - NAME_SHIFT)) - 1)
 
 
-cdef void describe(CoopCopy *j, uint64_t name, char *ours, uint64_t theirs,
-                   size_t nbytes) noexcept nogil:
+cdef void set_message(CoopCopy *j, uint64_t name, char *ours, uint64_t theirs,
+                      size_t nbytes) noexcept nogil:
     """Describe a message and its pieces; both sides cut it alike."""
     cdef size_t piece = max(<size_t>LEAST_PIECE, min(<size_t>MOST_PIECE, nbytes // 4))
     piece = max(piece, nbytes // MOST_PIECES + 1)
@@ -108,7 +108,7 @@ cdef bint can_coop_copy(const Connection *c, uint64_t theirs, size_t nbytes) noe
 cdef void open_coop_copy(Connection *c, uint64_t name, uint64_t theirs, char *into,
                          size_t nbytes) noexcept nogil:
     cdef Control *control = c.inbound.control
-    describe(&c.coop_recv, name, into, theirs, nbytes)
+    set_message(&c.coop_recv, name, into, theirs, nbytes)
     store_u64(&control.into, <uint64_t>into)
     store_u64(&control.pushed, 0)
     swap_u64(&control.claims, c.coop_recv.name << NAME_SHIFT)
@@ -169,11 +169,11 @@ cdef bint stop_pulling(Connection *c) noexcept nogil:
 
 # Sending
 
-cdef void join_coop_copy(Connection *c, Out *out, uint64_t name) noexcept nogil:
+cdef void join_coop_copy(Connection *c, Outgoing *out, uint64_t name) noexcept nogil:
     cdef Control *control = c.outbound.control
     if load_int(&control.failed) != 0 or not is_open(load_u64(&control.claims), name_of(name)):
         return                  # it cannot be copied, or the receiver has taken all pieces
-    describe(&c.coop_send, name, <char *>out.data, load_u64(&control.into), out.left)
+    set_message(&c.coop_send, name, <char *>out.data, load_u64(&control.into), out.left)
     c.coop_out = out
 
 

@@ -27,7 +27,7 @@ pthread_mutex_init(&lock, NULL)
 
 # All locks are held during the fork, so that the child finds no change half done.
 
-cdef void before() noexcept nogil:
+cdef void lock_all() noexcept nogil:
     cdef Net *net
     pthread_mutex_lock(&lock)
     net = first
@@ -36,7 +36,7 @@ cdef void before() noexcept nogil:
         net = net.next
 
 
-cdef void after() noexcept nogil:
+cdef void unlock_all() noexcept nogil:
     cdef Net *net = first
     while net != NULL:
         pthread_mutex_unlock(&net.lock)
@@ -44,7 +44,7 @@ cdef void after() noexcept nogil:
     pthread_mutex_unlock(&lock)
 
 
-cdef void after_in_child() noexcept nogil:
+cdef void abandon_in_child() noexcept nogil:
     cdef Net *net = first
     cdef int i, nothing
     for i in range(listeners_count):
@@ -54,12 +54,12 @@ cdef void after_in_child() noexcept nogil:
             dup2(nothing, listeners[i])
             close(nothing)
     while net != NULL:
-        abandon(net)
+        abandon_net(net)
         net = net.next
-    after()
+    unlock_all()
 
 
-if pthread_atfork(before, after, after_in_child) != 0:
+if pthread_atfork(lock_all, unlock_all, abandon_in_child) != 0:
     raise MemoryError("no memory for handlers of forks")
 
 
@@ -93,7 +93,7 @@ def keep_in_child(int fd):
         pthread_mutex_unlock(&lock)
 
 
-cdef void remember(Net *net) noexcept nogil:
+cdef void register_net(Net *net) noexcept nogil:
     global first
     pthread_mutex_lock(&lock)
     net.next = first
@@ -101,7 +101,7 @@ cdef void remember(Net *net) noexcept nogil:
     pthread_mutex_unlock(&lock)
 
 
-cdef void forget(Net *net) noexcept nogil:
+cdef void unregister_net(Net *net) noexcept nogil:
     cdef Net **place = &first
     pthread_mutex_lock(&lock)
     while place[0] != NULL and place[0] != net:
@@ -111,7 +111,7 @@ cdef void forget(Net *net) noexcept nogil:
     pthread_mutex_unlock(&lock)
 
 
-cdef void abandon(Net *net) noexcept nogil:
+cdef void abandon_net(Net *net) noexcept nogil:
     cdef int i
     net.closed = True
     for i in range(net.size * net.lanes):

@@ -1,4 +1,4 @@
-"""Messages between processes: the functions of a group's view, and a link's Python class.
+"""Messages between processes: the functions of a comm, and a link's Python class.
 
 A link has one epoll and at most one thread, however many groups share it; see stream_progress.pyx.
 """
@@ -14,7 +14,7 @@ from posix.time cimport CLOCK_MONOTONIC
 from cydist._native.abi cimport CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Link, Request, now_ns
 from cydist._native.stream_inline cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
-from cydist._native.stream_fork cimport abandon, close_descriptors, forget, remember
+from cydist._native.stream_fork cimport abandon_net, close_descriptors, unregister_net, register_net
 from cydist._native.stream_recv cimport post_recv, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIOCOUTQ, epoll_create1,
@@ -35,7 +35,7 @@ from cydist._native.stream_progress cimport (
     ensure_background, poll_once, progress, stop_background, wait,
 )
 from cydist._native.stream cimport (
-    BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Out,
+    BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Outgoing,
 )
 from cydist._native.sync cimport PAUSE_US, SPINS, cores, load_int
 
@@ -45,7 +45,7 @@ cdef enum:
     LINGER_NS = 1000000000      # the longest that close() waits for its last bytes to arrive
 
 
-# The functions of a group's view
+# The functions of a comm
 
 cdef int send(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
@@ -111,7 +111,7 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
         if net.foreign != NULL and r.place == net.foreign:
             net.foreign.withdraw(net, r)
         elif r.place != NULL:
-            withdraw_send(<Connection *>r.place, <Out *>r.link)
+            withdraw_send(<Connection *>r.place, <Outgoing *>r.link)
         else:
             withdraw_recv(net, <Item *>r.link)
     pthread_mutex_unlock(&net.lock)
@@ -209,14 +209,14 @@ cdef class MessageLink(Link):
                 or init_queues(&self.net.queues) != OK
                 or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, self.net.wake, &event) != 0):
             raise MemoryError("no memory for a link")
-        remember(self.net)
+        register_net(self.net)
 
     def __dealloc__(self):
         cdef Net *net = self.net
         cdef int64_t until
         if net == NULL:
             return
-        forget(net)
+        unregister_net(net)
         if net.pid == getpid():
             if net.queues.posted != NULL and not net.closed:     # else it was never created
                 stop_background(net)
@@ -229,7 +229,7 @@ cdef class MessageLink(Link):
             pthread_cond_destroy(&net.changed)
             pthread_cond_destroy(&net.resume)
         else:
-            abandon(net)
+            abandon_net(net)
         if net.connections != NULL:
             free_connections(net)
         if net.queues.posted != NULL:
@@ -238,7 +238,7 @@ cdef class MessageLink(Link):
         free(net.staging)
         free(net)
 
-    cdef int open_view(self, Comm *t) except -1:
+    cdef int attach_comm(self, Comm *t) except -1:
         cdef int status
         t.link = self.net
         t.windows = NULL
@@ -259,7 +259,7 @@ cdef class MessageLink(Link):
             raise MemoryError("no memory for a group")
         return 0
 
-    cdef void close_view(self, Comm *t) noexcept:
+    cdef void detach_comm(self, Comm *t) noexcept:
         if self.net.pid == getpid():
             with nogil:
                 pthread_mutex_lock(&self.net.lock)
@@ -292,7 +292,7 @@ cdef class MessageLink(Link):
         cdef int64_t until = now_ns() + LINGER_NS
         cdef bint flushing = True
         if net.pid != getpid():
-            abandon(net)
+            abandon_net(net)
         elif not net.closed:
             with nogil:
                 stop_background(net)

@@ -19,7 +19,7 @@ cdef inline bint has_departed(const Net *net, const Comm *t, int rank,
     return has_left(t, rank) and tag != CONTROL_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
 
 
-cdef bint nobody_left(const Net *net, const Comm *t, uint64_t tag) noexcept nogil:
+cdef bint all_have_left(const Net *net, const Comm *t, uint64_t tag) noexcept nogil:
     cdef int i
     for i in range(t.size):
         if (t.peers[i] != net.rank and net.lost[t.peers[i]] == 0
@@ -39,7 +39,7 @@ cdef int dead_member(const Net *net, const Comm *t) noexcept nogil:
 cdef bint cannot_arrive(const Net *net, const Comm *t, int peer, uint64_t tag) noexcept nogil:
     cdef int rank
     if peer == ANY_SOURCE:
-        return (tag != CONTROL_TAG and dead_member(net, t) >= 0) or nobody_left(net, t, tag)
+        return (tag != CONTROL_TAG and dead_member(net, t) >= 0) or all_have_left(net, t, tag)
     if net.lost[peer] != 0:
         return True
     if not has_left(t, t.rank) or peer == net.rank:     # no member has left
@@ -54,7 +54,7 @@ ctypedef struct Peer:
 
 
 cdef bint is_stranded(const Item *item, const void *argument) noexcept nogil:
-    return cannot_arrive((<const Peer *>argument).net, item.view, item.peer, item.tag)
+    return cannot_arrive((<const Peer *>argument).net, item.comm, item.peer, item.tag)
 
 
 cdef void on_farewell(Net *net, int peer, uint64_t comm_id, uint64_t lanes) noexcept nogil:
@@ -78,7 +78,7 @@ cdef void end_stranded(Net *net, int peer) noexcept nogil:
         if item == NULL:
             break
         r = item.request
-        r.source = group_rank(item.view, peer)
+        r.source = group_rank(item.comm, peer)
         remove(item)
         free_item(item)
         finish_request(net, r, PEER_LOST)

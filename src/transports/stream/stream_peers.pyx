@@ -4,7 +4,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
-from cydist._native.stream_recv cimport abandon_coop_copy, readable, withdraw_recv
+from cydist._native.stream_recv cimport abandon_coop_copy, on_readable, withdraw_recv
 from cydist._native.stream_coop_copy cimport stop_pushing
 from cydist._native.linux cimport (
     EPOLLIN, EPOLL_CTL_ADD, EPOLL_CTL_DEL, MSG_DONTWAIT, SHUT_WR, close, epoll_ctl, epoll_event,
@@ -17,14 +17,14 @@ from cydist._native.matching cimport (
 from cydist._native.stream_send cimport (
     attach_rings, begin_request, finish_request, connection, send_control, finish_frame,
     forget_process, new_header,
-    return_credit, remove_out, request_connection, withdraw_send, writable, write_some,
+    return_credit, remove_out, request_connection, withdraw_send, on_writable, write_some,
 )
 from cydist._native.shm_memory cimport SILENT
 from cydist._native.shm_peers cimport LocalPeers, has_ended, notify_all
 from cydist._native.shm_ring cimport NO_RINGS, pair_entry, close_writer
 from cydist._native.stream cimport (
-    ARRIVING, FOREIGN, DIED, ENDED, FILLING, LEFT, LIVE, OFFERED, POSTED, PULLING,
-    STAGING_BYTES, Connection, Incoming, Net, Out, incoming,
+    ARRIVING, FOREIGN, DIED, ENDED, FILLING, LEFT, LIVE, RTS_ARRIVED, POSTED, PULLING,
+    STAGING_BYTES, Connection, Incoming, Net, Outgoing, incoming,
 )
 from cydist._native.stream_liveness cimport end_stranded
 from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
@@ -57,7 +57,7 @@ cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
     c.state = LIVE
     net.live += 1
     net.made += 1
-    writable(c)
+    on_writable(c)
     return OK
 
 
@@ -79,7 +79,7 @@ cdef void close_socket(Connection *c) noexcept nogil:
 cdef void fail_requests(Connection *c, int status) noexcept nogil:
     """End all requests that need this connection."""
     cdef Net *net = c.net
-    cdef Out *out
+    cdef Outgoing *out
     cdef Item *item = c.filling
     c.filling = NULL
     c.sink = NULL
@@ -104,9 +104,9 @@ cdef void fail_requests(Connection *c, int status) noexcept nogil:
         out = c.out
         remove_out(&c.out, out)
         finish_frame(net, out, status)
-    while c.offers != NULL:
-        out = c.offers
-        remove_out(&c.offers, out)
+    while c.unanswered_rts != NULL:
+        out = c.unanswered_rts
+        remove_out(&c.unanswered_rts, out)
         finish_frame(net, out, status)
 
 
@@ -127,7 +127,7 @@ cdef void end_connection(Connection *c, int how) noexcept nogil:
 
 cdef bint unfinished_from(const Item *item, const void *argument) noexcept nogil:
     return (item.peer == (<const int *>argument)[0]
-            and (incoming(item).stage == OFFERED or incoming(item).stage == ARRIVING))
+            and (incoming(item).stage == RTS_ARRIVED or incoming(item).stage == ARRIVING))
 
 
 cdef void mark_lost(Net *net, int peer, int how) noexcept nogil:
@@ -157,7 +157,7 @@ cdef void close_local(Connection *c, int how) noexcept nogil:
     if c.over == 0:
         c.over = how
     while seen == OK:
-        seen = readable(c)
+        seen = on_readable(c)
     end_connection(c, seen)
 
 
@@ -167,7 +167,7 @@ cdef bint has_unread(Connection *c) noexcept nogil:
         or load_int(&c.inbound.control.over) != 0))
 
 
-cdef void watch(Net *net, int peer, uint64_t tag) noexcept nogil:
+cdef void watch_peer(Net *net, int peer, uint64_t tag) noexcept nogil:
     cdef Connection *c
     request_connection(net, peer, tag)
     c = net.connections[peer * net.lanes]
@@ -216,7 +216,7 @@ cdef void drop_item(Net *net, Item *item) noexcept nogil:
     remove(item)
     if more.stage == POSTED:
         finish_request(net, item.request, CLOSED)
-    elif more.stage == OFFERED:
+    elif more.stage == RTS_ARRIVED:
         send_control(more.connection, CTS, GONE, more.id, 0)
     elif more.stage == FOREIGN:
         if net.foreign != NULL:
@@ -245,15 +245,15 @@ cdef void drop_comm(Net *net, uint64_t comm_id) noexcept nogil:
 
 cdef void close_requests(Connection *c, uint64_t comm_id) noexcept nogil:
     """End what a closed group still has under way here."""
-    cdef Out *out = first_of(c.out, comm_id)
+    cdef Outgoing *out = first_of_comm(c.out, comm_id)
     cdef Item *item = c.filling
     while out != NULL:
         close_send(c, out)
-        out = first_of(c.out, comm_id)
-    out = first_of(c.offers, comm_id)
+        out = first_of_comm(c.out, comm_id)
+    out = first_of_comm(c.unanswered_rts, comm_id)
     while out != NULL:
         close_send(c, out)
-        out = first_of(c.offers, comm_id)
+        out = first_of_comm(c.unanswered_rts, comm_id)
     if item != NULL and item.request != NULL and item.comm_id == comm_id:
         close_receive(c, item)
     item = c.pulling
@@ -263,8 +263,8 @@ cdef void close_requests(Connection *c, uint64_t comm_id) noexcept nogil:
         item = NULL if item.next == c.pulling else item.next
 
 
-cdef Out *first_of(Out *ring, uint64_t comm_id) noexcept nogil:
-    cdef Out *out = ring
+cdef Outgoing *first_of_comm(Outgoing *ring, uint64_t comm_id) noexcept nogil:
+    cdef Outgoing *out = ring
     while out != NULL:
         if out.request != NULL and out.header.comm_id == comm_id:
             return out
@@ -272,7 +272,7 @@ cdef Out *first_of(Out *ring, uint64_t comm_id) noexcept nogil:
     return NULL
 
 
-cdef void close_send(Connection *c, Out *out) noexcept nogil:
+cdef void close_send(Connection *c, Outgoing *out) noexcept nogil:
     cdef Request *r = out.request
     begin_request(c.net, r)
     withdraw_send(c, out)
@@ -311,7 +311,7 @@ cdef void leave_link(Net *net) noexcept nogil:
             write_some(c, &header, 0, NULL, 0)
             shutdown(c.fd, SHUT_WR)
             # Unread bytes would turn the close into a reset, which destroys this rank's bytes.
-            discard(c)
+            free_connection(c)
         close_socket(c)
         fail_requests(c, CLOSED)
     net.wanted = NULL
@@ -322,7 +322,7 @@ cdef void leave_link(Net *net) noexcept nogil:
         net.foreign.leave(net)
 
 
-cdef void discard(Connection *c) noexcept nogil:
+cdef void free_connection(Connection *c) noexcept nogil:
     cdef iovec part
     cdef msghdr message
     cdef int _turn

@@ -13,7 +13,7 @@ from cydist._native.abi cimport (
     slice_end,
 )
 from cydist._native.failpoints cimport WAIT, reach
-from cydist._native.stream_recv cimport readable, advance_coop_copy
+from cydist._native.stream_recv cimport on_readable, advance_coop_copy
 from cydist._native.stream_coop_copy cimport push_pieces, coop_copy_waits
 from cydist._native.linux cimport (
     EPOLLOUT, SIG_SETMASK, epoll_event, epoll_wait, eventfd_read, eventfd_write,
@@ -23,9 +23,9 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport contradicted
 from cydist._native.shm_peers cimport announce_sleep, drain_doorbell, end_sleep
-from cydist._native.stream_send cimport writable
+from cydist._native.stream_send cimport on_writable
 from cydist._native.stream_peers cimport (
-    end_connection, close_local, on_peer_events, has_unread, watch,
+    end_connection, close_local, on_peer_events, has_unread, watch_peer,
 )
 from cydist._native.shm_ring cimport has_space, request_space
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
@@ -50,7 +50,7 @@ cdef enum:
     IDLE_NAPS = 8               # naps, each twice as long as the last, before the thread ends
 
 
-cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
+cdef void handle_events(Net *net, const epoll_event *events, int count) noexcept nogil:
     cdef Connection *c
     cdef uint64_t unused
     cdef int i, how
@@ -68,9 +68,9 @@ cdef void handle(Net *net, const epoll_event *events, int count) noexcept nogil:
                 close_local(c, DIED)    # its process has ended
             continue
         if c.state == LIVE and events[i].events & EPOLLOUT:
-            writable(c)
+            on_writable(c)
         if c.state == LIVE and events[i].events & ~EPOLLOUT:
-            how = readable(c)
+            how = on_readable(c)
             if how != OK:
                 end_connection(c, how)
 
@@ -88,12 +88,12 @@ cdef bint poll_local(Net *net) noexcept nogil:
         if c.state == LIVE and c.local:
             if has_unread(c):
                 moved = True
-                how = readable(c)
+                how = on_readable(c)
                 if how != OK:
                     end_connection(c, how)
             if c.out != NULL and has_space(net.shm, &c.outbound):
                 moved = True
-                writable(c)
+                on_writable(c)
             if c.coop_item != NULL and advance_coop_copy(c):
                 moved = True
             if c.coop_out != NULL and push_pieces(c):
@@ -124,7 +124,7 @@ cdef bint progress(Net *net) noexcept nogil:
     if net.foreign != NULL and net.shm == NULL:
         return moved                # no descriptor can report anything
     count = epoll_wait(net.epoll, events, EVENTS, 0)
-    handle(net, events, count)
+    handle_events(net, events, count)
     return moved or count > 0
 
 
@@ -143,7 +143,7 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
     sleeping[0] = False
     if local:
         end_sleep(net.shm)
-    handle(net, events, count)
+    handle_events(net, events, count)
     return poll_local(net) or count > 0
 
 
@@ -192,10 +192,10 @@ cdef void watch_peers(Net *net, const Comm *t, Request *r) noexcept nogil:
         net.foreign.give_up(net, r)
         return
     if r.peer != ANY_SOURCE:
-        watch(net, t.peers[r.peer], r.tag)
+        watch_peer(net, t.peers[r.peer], r.tag)
         return
     for i in range(t.size):
-        watch(net, t.peers[i], r.tag)
+        watch_peer(net, t.peers[i], r.tag)
 
 
 cdef inline bint is_left_to_other_thread(const Net *net) noexcept nogil:

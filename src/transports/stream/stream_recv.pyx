@@ -14,8 +14,9 @@ from cydist._native.stream_coop_copy cimport (
 )
 from cydist._native.linux cimport MSG_DONTWAIT, iovec, msghdr, recvmsg
 from cydist._native.matching cimport (
-    Item, add_arrived, add_posted, add_posted_first, add_to_ring, any_arrived, blank_item, compare,
-    find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove, remove_from_ring,
+    Item, add_arrived, add_posted, add_posted_first, add_to_ring, any_arrived, blank_item,
+    compare_message, find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove,
+    remove_from_ring,
 )
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.stream_send cimport (
@@ -26,7 +27,7 @@ from cydist._native.stream_liveness cimport (
 )
 from cydist._native.shm_ring cimport readable_bytes, advance_read
 from cydist._native.stream cimport (
-    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, LEFT, OFFERED,
+    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, LEFT, RTS_ARRIVED,
     POSTED, PULLING, STAGING_BYTES, Connection, Incoming, Net, incoming,
 )
 from cydist._native.wire cimport (
@@ -76,15 +77,15 @@ cdef void post(Net *net, Item *item) noexcept nogil:
 cdef void match_receive(Net *net, Item *item, Comm *t, Request *r) noexcept nogil:
     """Give a message that has arrived, or is arriving, to a receive."""
     cdef Incoming *more = incoming(item)
-    cdef int fit = compare(r, &item.fingerprint, item.nbytes)
+    cdef int fit = compare_message(r, &item.fingerprint, item.nbytes)
     remove(item)
     r.source = group_rank(t, item.peer)
-    item.view = t
+    item.comm = t
     if more.stage == FOREIGN:
         net.foreign.take(net, item, r, fit)
         free_item(item)
         return
-    if more.stage == OFFERED:
+    if more.stage == RTS_ARRIVED:
         if fit == OK:
             request_data(more.connection, item, r)
             return
@@ -106,7 +107,7 @@ cdef void match_receive(Net *net, Item *item, Comm *t, Request *r) noexcept nogi
 
 
 cdef void request_data(Connection *c, Item *item, Request *r) noexcept nogil:
-    """Answer an offer, so that its bytes are sent."""
+    """Answer an RTS, so that its bytes are sent."""
     cdef Incoming *more = incoming(item)
     c.net.names += 1
     more.name = c.net.names
@@ -155,7 +156,7 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
         return False
     c.received += h.nbytes + sizeof(Header)
     if c.received - c.released > c.net.held_limit:
-        return False        # a rank must offer such a message
+        return False        # a rank must announce such a message
     c.to_read = h.nbytes
     item = find_posted(&c.net.queues, h.comm_id, c.peer, h.tag)
     if item == NULL and is_closed(&c.net.queues, h.comm_id):
@@ -173,8 +174,8 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
     r = item.request
     remove(item)
     return_credit(c, h.nbytes + sizeof(Header))
-    r.source = group_rank(item.view, c.peer)
-    fit = compare(r, &h.fingerprint, h.nbytes)
+    r.source = group_rank(item.comm, c.peer)
+    fit = compare_message(r, &h.fingerprint, h.nbytes)
     if fit != OK:
         finish_request(c.net, r, fit)
         free_item(item)
@@ -188,7 +189,7 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
 
 
 cdef Item *queue_unexpected(Connection *c, const Header *h, int stage) noexcept nogil:
-    """Keep a message, or an offer, that no receive has asked for."""
+    """Keep a message, or an RTS, that no receive has asked for."""
     cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
         return NULL
@@ -217,15 +218,15 @@ cdef bint begin_rts(Connection *c, const Header *h) noexcept nogil:
     cdef int fit
     if item == NULL and is_closed(&c.net.queues, h.comm_id):
         send_control(c, CTS, GONE, h.id, 0)
-        if h.tag == CONTROL_TAG:    # it is offered only if its sender's credit is used up
+        if h.tag == CONTROL_TAG:    # it is announced only if its sender's credit is used up
             send_farewell(c.net, c.peer, h.comm_id)
         return True
     if item == NULL:
-        return queue_unexpected(c, h, OFFERED) != NULL
+        return queue_unexpected(c, h, RTS_ARRIVED) != NULL
     r = item.request
     remove(item)
-    r.source = group_rank(item.view, c.peer)
-    fit = compare(r, &h.fingerprint, h.nbytes)
+    r.source = group_rank(item.comm, c.peer)
+    fit = compare_message(r, &h.fingerprint, h.nbytes)
     if fit != OK:
         send_control(c, CTS, REFUSED, h.id, 0)
         finish_request(c.net, r, fit)
@@ -257,7 +258,7 @@ cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil:
     r.status = OK
     if item != NULL:
         receive = item.request
-        t = item.view
+        t = item.comm
         remove(item)
         free_item(item)
         match_receive(net, message, t, receive)
@@ -293,7 +294,7 @@ cdef bint begin_data(Connection *c, const Header *h) noexcept nogil:
 
 cdef bint is_rts(const Item *item, const void *argument) noexcept nogil:
     cdef const Connection *c = <const Connection *>argument
-    return (incoming(item).stage == OFFERED and incoming(item).connection == c
+    return (incoming(item).stage == RTS_ARRIVED and incoming(item).connection == c
             and incoming(item).id == c.header.id)
 
 
@@ -319,7 +320,7 @@ cdef void on_withdrawn(Connection *c, const Header *h) noexcept nogil:
 
 cdef void repost(Net *net, Item *item) noexcept nogil:
     """Post a receive again, in its former place, because its message was withdrawn."""
-    cdef Comm *t = item.view
+    cdef Comm *t = item.comm
     cdef Request *r = item.request
     cdef Item *other
     item.peer = ANY_SOURCE if r.peer == ANY_SOURCE else t.peers[r.peer]
@@ -337,7 +338,7 @@ cdef void repost(Net *net, Item *item) noexcept nogil:
 
 # Reading
 
-cdef bint frame_begins(Connection *c) noexcept nogil:
+cdef bint begin_frame(Connection *c) noexcept nogil:
     """Act on a header. False: the frame is not one that a peer sends."""
     cdef const Header *h = &c.header
     cdef int kind = h.kind
@@ -363,7 +364,7 @@ cdef bint frame_begins(Connection *c) noexcept nogil:
     return CREDIT >= kind >= CTS or kind == GOODBYE or kind == FAREWELL
 
 
-cdef void frame_ends(Connection *c) noexcept nogil:
+cdef void end_frame(Connection *c) noexcept nogil:
     cdef Item *item = c.filling
     cdef Incoming *more
     c.filling = NULL
@@ -394,31 +395,31 @@ cdef bint parse(Connection *c, const char *data, size_t nbytes) noexcept nogil:
             part = min(nbytes, c.to_read)
             if c.sink != NULL:
                 copy(c.sink, data, part)
-            consumed(c, part)
+            on_bytes_read(c, part)
         else:
             part = min(nbytes, sizeof(Header) - c.header_read)
             memcpy(<char *>&c.header + c.header_read, data, part)
             c.header_read += part
             if c.header_read == sizeof(Header):
                 c.header_read = 0
-                if not frame_begins(c):
+                if not begin_frame(c):
                     return False
                 if c.to_read == 0:
-                    frame_ends(c)
+                    end_frame(c)
         data += part
         nbytes -= part
     return True
 
 
-cdef void consumed(Connection *c, size_t nbytes) noexcept nogil:
+cdef void on_bytes_read(Connection *c, size_t nbytes) noexcept nogil:
     c.to_read -= nbytes
     if c.sink != NULL:
         c.sink += nbytes
     if c.to_read == 0:
-        frame_ends(c)
+        end_frame(c)
 
 
-cdef int readable(Connection *c) noexcept nogil:
+cdef int on_readable(Connection *c) noexcept nogil:
     return read_ring(c) if c.local else read_socket(c)
 
 
@@ -475,7 +476,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
             return LEFT if c.said_goodbye else DIED
         if direct != 0:
             direct = min(direct, <size_t>got)
-            consumed(c, direct)
+            on_bytes_read(c, direct)
         if not parse(c, c.net.staging, <size_t>got - direct):
             return BABBLED
         if c.to_read != 0:

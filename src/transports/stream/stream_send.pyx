@@ -21,7 +21,7 @@ from cydist._native.shm_ring cimport (
     NO_RINGS, find_rings, make_rings, pair_entry, request_space, write_ring,
 )
 from cydist._native.stream cimport (
-    BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Out,
+    BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Outgoing,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport load_u64, store_int
@@ -29,7 +29,7 @@ from cydist._native.sync cimport load_u64, store_int
 
 # Circular lists, whose head is their oldest member.
 
-cdef void add_out(Out **ring, Out *out) noexcept nogil:
+cdef void add_out(Outgoing **ring, Outgoing *out) noexcept nogil:
     if ring[0] == NULL:
         out.next = out.prev = out
         ring[0] = out
@@ -40,7 +40,7 @@ cdef void add_out(Out **ring, Out *out) noexcept nogil:
         out.next.prev = out
 
 
-cdef void remove_out(Out **ring, Out *out) noexcept nogil:
+cdef void remove_out(Outgoing **ring, Outgoing *out) noexcept nogil:
     if ring[0] == out:
         ring[0] = NULL if out.next == out else out.next
     out.prev.next = out.next
@@ -69,7 +69,7 @@ cdef void finish_request(Net *net, Request *r, int status) noexcept nogil:
         eventfd_write(net.wake, 1)
 
 
-cdef void finish_frame(Net *net, Out *out, int status) noexcept nogil:
+cdef void finish_frame(Net *net, Outgoing *out, int status) noexcept nogil:
     if out.request != NULL:
         finish_request(net, out.request, status)
     else:
@@ -147,7 +147,7 @@ cdef ssize_t write_socket(int fd, char *header, size_t header_bytes,
             return 0 if written < 0 and errno == EAGAIN else written
 
 
-cdef void advance(Out *out, size_t written) noexcept nogil:
+cdef void advance(Outgoing *out, size_t written) noexcept nogil:
     cdef size_t of_header = min(written, sizeof(Header) - out.header_sent)
     cdef size_t of_data = written - of_header
     out.header_sent += of_header
@@ -156,8 +156,8 @@ cdef void advance(Out *out, size_t written) noexcept nogil:
     out.left -= of_data
 
 
-cdef void writable(Connection *c) noexcept nogil:
-    cdef Out *out
+cdef void on_writable(Connection *c) noexcept nogil:
+    cdef Outgoing *out
     while c.out != NULL and not c.broken:
         out = c.out
         advance(out, write_some(c, &out.header, out.header_sent, out.data, out.frame_left))
@@ -173,16 +173,16 @@ cdef void writable(Connection *c) noexcept nogil:
     watch_writable(c, False)
 
 
-cdef void enqueue(Connection *c, Out *out) noexcept nogil:
+cdef void enqueue(Connection *c, Outgoing *out) noexcept nogil:
     """Queue a frame for which there was no room, or that must follow others."""
     add_out(&c.out, out)
     if c.local:
-        writable(c)
+        on_writable(c)
     else:
         watch_writable(c, not c.broken)
 
 
-cdef void frame_written(Connection *c, Out *out) noexcept nogil:
+cdef void frame_written(Connection *c, Outgoing *out) noexcept nogil:
     """Continue after a frame: the next bytes, an answer, a withdrawal, or nothing."""
     cdef int kind = out.header.kind
     if out.withdrawn and (kind == RTS or kind == DATA):
@@ -190,7 +190,7 @@ cdef void frame_written(Connection *c, Out *out) noexcept nogil:
         out.header.nbytes = out.header_sent = 0
         add_out(&c.out, out)
     elif kind == RTS:
-        add_out(&c.offers, out)
+        add_out(&c.unanswered_rts, out)
     elif kind == DATA and out.left != 0:
         next_chunk(out)
         add_out(&c.out, out)
@@ -198,7 +198,7 @@ cdef void frame_written(Connection *c, Out *out) noexcept nogil:
         finish_frame(c.net, out, OK)
 
 
-cdef void next_chunk(Out *out) noexcept nogil:
+cdef void next_chunk(Outgoing *out) noexcept nogil:
     out.header.kind = DATA
     out.header_sent = 0
     out.frame_left = out.header.nbytes = min(out.left, <size_t>CHUNK_BYTES)
@@ -217,7 +217,7 @@ cdef void send_control(Connection *c, int kind, int flags, uint64_t id,
                        uint64_t other) noexcept nogil:
     """Write a frame without bytes."""
     cdef Header header = new_header(c, kind)
-    cdef Out *out
+    cdef Outgoing *out
     cdef size_t written = 0
     if c.state != LIVE or c.broken:
         return
@@ -228,7 +228,7 @@ cdef void send_control(Connection *c, int kind, int flags, uint64_t id,
         written = write_some(c, &header, 0, NULL, 0)
     if written == sizeof(Header) or c.broken:
         return
-    out = <Out *>calloc(1, sizeof(Out))
+    out = <Outgoing *>calloc(1, sizeof(Outgoing))
     if out == NULL:
         break_off(c)
         return
@@ -346,7 +346,7 @@ cdef void request_connection(Net *net, int peer, uint64_t tag) noexcept nogil:
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     cdef int peer = t.peers[r.peer]
     cdef Connection *c
-    cdef Out *out
+    cdef Outgoing *out
     cdef Header header
     cdef size_t charge = r.nbytes + sizeof(Header)
     cdef size_t written = 0
@@ -382,7 +382,7 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
             c.sent += charge
             r.status = OK
             return OK
-    out = <Out *>calloc(1, sizeof(Out))
+    out = <Outgoing *>calloc(1, sizeof(Outgoing))
     if out == NULL:
         if written != 0:
             break_off(c)
@@ -399,27 +399,27 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     r.place = c
     begin_request(net, r)
     if not eager and written == sizeof(Header):
-        add_out(&c.offers, out)
+        add_out(&c.unanswered_rts, out)
     else:
         enqueue(c, out)
         queue_wanted(c)
     return OK
 
 
-cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
+cdef void withdraw_send(Connection *c, Outgoing *out) noexcept nogil:
     cdef bint started = out.header_sent != 0
     cdef int kind = out.header.kind
     forget_request(c.net, out.request)
     out.request = NULL
     c.net.in_flight += 1
     if kind == RTS and out.header_sent == sizeof(Header):
-        remove_out(&c.offers, out)
+        remove_out(&c.unanswered_rts, out)
         if c.coop_out == out:
             stop_pushing(c)
         withdraw_coop_copy(c)
         out.withdrawn = True
         frame_written(c, out)
-        writable(c)
+        on_writable(c)
     elif not started and kind != DATA:
         if kind == EAGER:
             c.sent -= out.left + sizeof(Header)
@@ -446,16 +446,16 @@ cdef void withdraw_send(Connection *c, Out *out) noexcept nogil:
 
 
 cdef void on_reply(Connection *c, const Header *h) noexcept nogil:
-    cdef Out *out = c.offers
+    cdef Outgoing *out = c.unanswered_rts
     while out != NULL and out.header.id != h.id:
-        out = NULL if out.next == c.offers else out.next
+        out = NULL if out.next == c.unanswered_rts else out.next
     if out == NULL:
         return          # withdrawn in the meantime
     if h.flags == JOIN:
         if c.local and c.coop_out == NULL:
             join_coop_copy(c, out, h.other)
         return
-    remove_out(&c.offers, out)
+    remove_out(&c.unanswered_rts, out)
     if c.coop_out == out:
         stop_pushing(c)
     if h.flags != SEND:
@@ -465,4 +465,4 @@ cdef void on_reply(Connection *c, const Header *h) noexcept nogil:
     next_chunk(out)
     add_out(&c.out, out)
     if not c.armed:
-        writable(c)
+        on_writable(c)

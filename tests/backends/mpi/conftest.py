@@ -5,7 +5,7 @@ so one that fails on some rank does not spoil the next.
 import pytest
 
 import cydist as dist
-from cydist.rendezvous.launcher_env import place
+from cydist.rendezvous.launcher_env import placement
 
 # One rank sends to nobody, and agrees with itself.
 collect_ignore = (
@@ -17,9 +17,9 @@ collect_ignore = (
         "test_mpi_errors.py",
         "test_length_mismatch.py",
     ]
-    if place().size == 1
+    if placement().size == 1
     else []
-) + (["test_pairwise.py"] if place().size != 2 else [])
+) + (["test_pairwise.py"] if placement().size != 2 else [])
 
 LIMIT = 20.0  # seconds; a rank that failed leaves the others waiting for so long
 

@@ -286,7 +286,7 @@ def test_objects(group, rank, size):
     assert [{"rank": r, "text": "x" * r} for r in range(size)] == everything
 
 
-def test_nobody_leaves_a_barrier_before_all_have_come(group, rank, size):
+def test_no_rank_leaves_a_barrier_before_all_have_come(group, rank, size):
     """What each rank sent before the barrier has been sent after it."""
     if size == 1:
         dist.barrier(group)

@@ -440,7 +440,7 @@ def test_what_mpi_may_still_use_stays_after_a_timeout(group, rank, spare, count)
 def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypatch):
     """An array with gaps goes through memory of cydist's own; a later piece of it is late."""
     monkeypatch.setattr(chunking, "WHOLE_BYTES", 1 << 16)
-    monkeypatch.setattr(chunking, "PACKED_BYTES", 1 << 15)
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 1 << 15)
     array = np.ones((20_000, 2))[:, 0]
     make, owners = _native.empty, []
 
@@ -457,7 +457,7 @@ def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypa
     else:
         call = Call("all_reduce", group.next_seq(), time.monotonic() + 20)
         asked = _native.asarray(array)
-        next(chunking.pieces(group, call, "all_reduce", asked, op=dist.ReduceOp.SUM))
+        next(chunking.chunks(group, call, "all_reduce", asked, op=dist.ReduceOp.SUM))
         part = _native.asarray(np.ones((1 << 15) // 8))
         group._run(
             call, "all_reduce", [part], [part], part.nbytes, op=dist.ReduceOp.SUM, count=part.size

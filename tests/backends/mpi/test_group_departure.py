@@ -110,7 +110,7 @@ def test_what_a_rank_sent_before_it_left_arrives(rank, size, spare):
 def test_who_left_is_told_from_an_error_of_an_earlier_call(rank, spare, monkeypatch):
     """What MPI said of that one does not explain why nothing comes."""
     group = dist.new_group(timeout=600)
-    monkeypatch.setattr(group._endpoint, "trouble", lambda peer: "MPI: an earlier call's error")
+    monkeypatch.setattr(group._endpoint, "peer_error", lambda peer: "MPI: an earlier call's error")
     dist.barrier(group)
     if rank == 0:
         dist.destroy_process_group(group)
@@ -162,7 +162,7 @@ def test_who_was_left_out_does_not_reach_later_groups(rank, size, spare):
     dist.barrier(spare)
 
 
-def test_who_left_is_no_news(rank, size, spare):
+def test_who_left_is_not_reported_again(rank, size, spare):
     """What it announced is the error, though it has left since: before that is believed, MPI's
     numbers may be explained by another rank."""
     group = dist.new_group(timeout=600)
@@ -190,7 +190,7 @@ def test_who_computes_is_asked_once_until_it_looks(rank, size, spare):
         for _ in range(8):
             with pytest.raises(dist.DistTimeoutError):
                 work.wait(0.1)
-        assert group.windows or group._native.asked == 1
+        assert group.windows or group._native.probes_sent == 1
         store.set(f"waited/{rank}", b"")
     dist.barrier(spare)
     if rank == last:

@@ -341,5 +341,5 @@ def test_layouts_only_where_no_other_thread_is_in_mpi(group, monkeypatch, concur
     array = asarray(np.ones((200, 2048))[:, :1024])
     dist.barrier(group)
     peer = 1 - min(group.rank(), 1)
-    carried = group._endpoint.messages.describes(peer, array.nbytes)
+    carried = group._endpoint.messages.takes_layout(peer, array.nbytes)
     assert group.accepts_strided(array, peer) == (concurrent and carried)

@@ -95,7 +95,7 @@ def gpus(
     from cydist.devices import array_libraries
 
     library = fake_gpu_threaded.Gpus()
-    array_libraries.use(library)
+    array_libraries.register(library)
     standin.use_streams(library)
     patch = pytest.MonkeyPatch()
     patch.setattr(cuda, "current", lambda: fake_gpu_threaded.Gpu(library))

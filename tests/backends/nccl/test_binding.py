@@ -66,7 +66,7 @@ def test_a_unique_id_is_a_secret_of_128_bytes(standin: Any) -> None:
 def test_the_version_is_that_of_the_library(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded counts, not what cupy was built for; one that is too old is refused."""
     assert CupyNccl().version() == 22809
-    assert binding.spelled(22809) == "2.28.9"
+    assert binding.version_text(22809) == "2.28.9"
     monkeypatch.setenv("STANDIN_VERSION", "21003")
     with pytest.raises(dist.UnsupportedError, match=r"needs NCCL 2.11 or later, and 2.10.3"):
         binding.load()
@@ -77,15 +77,15 @@ def test_results_without_a_text_are_understood(nccl: Any, status: int) -> None:
     """cupy raises KeyError for what newer libraries answer."""
     with pytest.raises(KeyError) as raised:
         raise nccl.NcclError(status)
-    found = CupyNccl().meaning(raised.value)
+    found = CupyNccl().as_nccl_error(raised.value)
     assert isinstance(found, NcclError)
     assert found.status == status
 
 
 def test_errors_of_others_are_not_nccls(standin: Any) -> None:
     """Only what NCCL answers has a meaning."""
-    assert CupyNccl().meaning(KeyError("x")) is None
-    assert CupyNccl().meaning(ValueError(7)) is None
+    assert CupyNccl().as_nccl_error(KeyError("x")) is None
+    assert CupyNccl().as_nccl_error(ValueError(7)) is None
 
 
 @pytest.fixture
@@ -100,11 +100,11 @@ def alone(standin: Any, gpus: Any) -> Any:
 
 
 def test_nccls_answer_is_an_error_in_its_words(alone: Any) -> None:
-    """A refused call raises; `meaning` has the result's text, and the last error's."""
+    """A refused call raises; `as_nccl_error` has the result's text, and the last error's."""
     x = np.ones(3)
     with pytest.raises(RuntimeError) as raised:
         alone.all_reduce(x.ctypes.data, x.ctypes.data, 3, 99, SUM, 0)
-    found = CupyNccl().meaning(raised.value)
+    found = CupyNccl().as_nccl_error(raised.value)
     assert found is not None
     assert found.status == 4
     assert "invalid argument" in str(found)
@@ -155,11 +155,11 @@ def test_an_end_under_way_is_waited_for(alone: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_asynchronous_error_is_a_text(alone: Any, standin: Any) -> None:
-    """The supplement asks the library itself; without it cupy's check does."""
+    """LibNccl asks the library itself; without it cupy's check does."""
     assert alone.async_error() == ""
     standin.lib.standin_fail(ctypes.c_void_p(alone._pointer), 6)
     assert "remote process exited" in alone.async_error()
-    alone._supplement = types.SimpleNamespace(async_error=lambda comm: None)
+    alone._libnccl = types.SimpleNamespace(async_error=lambda comm: None)
     assert "NCCL_ERROR_REMOTE_ERROR" in alone.async_error()
 
 
@@ -177,7 +177,7 @@ def test_who_ends_it_waits_for_who_asks(alone: Any) -> None:
         ended.set()
 
     ender = threading.Thread(target=end, daemon=True)
-    alone._supplement = types.SimpleNamespace(async_error=asked)
+    alone._libnccl = types.SimpleNamespace(async_error=asked)
     assert alone.async_error() == ""
     assert ended.wait(20)
     assert alone.async_error() == ""
@@ -188,7 +188,7 @@ def test_an_ended_communicator_takes_no_factors(alone: Any) -> None:
     op = alone.premul(TYPES["float64"], scaled_one("float64", 3))
     alone.abort()
     asked: list[str] = []
-    alone._supplement = types.SimpleNamespace(
+    alone._libnccl = types.SimpleNamespace(
         premul=lambda *given: asked.append("made") or 0,
         drop_premul=lambda *given: asked.append("dropped"),
     )
@@ -216,10 +216,10 @@ def test_factors_are_elements_of_the_type(alone: Any, dtype: str) -> None:
 
 def test_an_old_library_has_no_premul(monkeypatch: pytest.MonkeyPatch) -> None:
     """UnsupportedError, where the function is not there."""
-    supplement = LibNccl()
-    monkeypatch.setattr(supplement, "_library", None)
+    libnccl = LibNccl()
+    monkeypatch.setattr(libnccl, "_library", None)
     with pytest.raises(dist.UnsupportedError, match=r"PREMUL_SUM needs NCCL 2\.11"):
-        supplement.premul(0, 7, b"")
+        libnccl.premul(0, 7, b"")
 
 
 # What may be missing.

@@ -334,9 +334,9 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
     """Though it is another thread that found the failure, and is slow to tell."""
     left = threading.Event()
 
-    def slowly(alarm: ControlListener, error: BaseException) -> None:
+    def slowly(listener: ControlListener, error: BaseException) -> None:
         left.wait(1.0)  # it must not come before the others were told
-        tell(alarm, error)
+        broadcast(listener, error)
 
     def body(rank: int) -> str:
         group: Any = dist.new_group([0, 1])
@@ -349,8 +349,8 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
             left.set()
         return text
 
-    tell = ControlListener.tell
-    monkeypatch.setattr(ControlListener, "tell", slowly)
+    broadcast = ControlListener.broadcast
+    monkeypatch.setattr(ControlListener, "broadcast", slowly)
     for text in run_threads(body, 2, "nccl"):
         assert "timeout: the GPU has not come past it" in text
 

@@ -69,17 +69,17 @@ def all_to_all(gpus: Any, rank: int, **options: Any) -> Any:
 
 def expected(call: Call, rank: int) -> np.ndarray:
     """What the call must write on a rank."""
-    everybodys = [given(r) for r in range(SIZE)]
-    total = np.sum(everybodys, axis=0)
+    all_inputs = [given(r) for r in range(SIZE)]
+    total = np.sum(all_inputs, axis=0)
     own = slice(PART * rank, PART * (rank + 1))
     results = {
-        all_reduce: np.max(everybodys, axis=0),
-        reduce: total if rank == 1 else everybodys[rank],
-        broadcast: everybodys[2],
-        all_gather: np.concatenate([each[:PART] for each in everybodys]),
+        all_reduce: np.max(all_inputs, axis=0),
+        reduce: total if rank == 1 else all_inputs[rank],
+        broadcast: all_inputs[2],
+        all_gather: np.concatenate([each[:PART] for each in all_inputs]),
         reduce_scatter: total[own],
-        all_to_all: np.concatenate([each[own] for each in everybodys]),
-        message: everybodys[0 if rank == 2 else rank],
+        all_to_all: np.concatenate([each[own] for each in all_inputs]),
+        message: all_inputs[0 if rank == 2 else rank],
     }
     return results[call]
 

@@ -113,16 +113,16 @@ def test_a_handler_that_raises_before_a_call_is_enqueued(job: Any, library: Any)
     def body(rank: int) -> int:
         group: Any = dist.new_group(timeout=20)
         watch = group._watch
-        begin = watch.begin
+        add = watch.add
         with library.here():
             x = library.array(np.ones(3, "f4"))
             if rank == 0:
 
                 def interrupted(flight: Any) -> None:
-                    begin(flight)
+                    add(flight)
                     raise KeyboardInterrupt
 
-                watch.begin = interrupted
+                watch.add = interrupted
                 with pytest.raises(KeyboardInterrupt):
                     dist.all_reduce(x, SUM, group)
             else:

@@ -16,7 +16,7 @@ from cydist.backends.nccl import binding
 from cydist.testing import run_threads
 
 
-def bereave(group: Any) -> None:
+def kill_neighbour(group: Any) -> None:
     """The host group's connections say that rank 2 has died."""
     group.host._failed = dist.PeerFailedError("rank 2 died", ranks=(2,))
 
@@ -30,7 +30,7 @@ def test_who_is_lost_is_named_though_nccl_does_not(gpus: Any, standin: Any) -> N
         if rank == 2:
             return None
         dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
-        bereave(group)
+        kill_neighbour(group)
         standin.lib.standin_fail(ctypes.c_void_p(group.comm._pointer), 6)
         until(lambda: group._failed is not None)
         error: Any = group._failed
@@ -44,7 +44,7 @@ def refusing(group: Any, *, dead: bool = False) -> None:
 
     def refuse(*arguments: Any) -> None:
         if dead:
-            bereave(group)
+            kill_neighbour(group)
         raise binding.NcclError("remote process exited", binding.REMOTE)
 
     group.comm.all_reduce = refuse
@@ -73,7 +73,7 @@ def test_who_tells_of_an_error_is_not_taken_for_lost(gpus: Any) -> None:
     def body(rank: int) -> Any:
         group: Any = dist.new_group([0, 1, 2])
         if rank == 1:
-            group._control.tell(dist.DistBackendError("NCCL says: unhandled system error"))
+            group._control.broadcast(dist.DistBackendError("NCCL says: unhandled system error"))
             told.set()
         if rank > 0:
             return None

@@ -104,14 +104,14 @@ def test_a_newer_nccl4py_is_taken(
 
 
 def test_a_refusal_has_nccls_result(alone: Any, binding: Any) -> None:
-    """`meaning` says so of NCCL's errors, and of no others."""
+    """`as_nccl_error` says so of NCCL's errors, and of no others."""
     x = np.ones(3)
     with pytest.raises(Exception, match=r".") as raised:
         alone.all_reduce(x.ctypes.data, x.ctypes.data, 3, 99, 0, 0)
-    found = binding.meaning(raised.value)
+    found = binding.as_nccl_error(raised.value)
     assert found.status == 4
     assert str(found)
-    assert binding.meaning(ValueError("x")) is None
+    assert binding.as_nccl_error(ValueError("x")) is None
 
 
 def test_an_asynchronous_error_is_a_text(alone: Any, standin: Any) -> None:

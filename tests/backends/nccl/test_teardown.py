@@ -63,8 +63,8 @@ def ended_in_a_call(gpus: Any, *, hangs: bool = False) -> list[str]:
                 waiting.set()
             return bool(before(seconds))
 
-        before = group._left
-        vars(group).update(_left=left)
+        before = group._wait_until_left
+        vars(group).update(_wait_until_left=left)
         vars(comm).update(all_reduce=late, abort=end)
         caller = threading.Thread(target=call)
         caller.start()

@@ -51,7 +51,7 @@ class Group:
         self.failed.append(("lost", call.seq, error))
 
 
-class Neighbours:
+class NoteChannel:
     """The ways to the ranks on both sides."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Neighbours:
             raise found
         return found
 
-    def leave(self, seconds: float) -> None:
+    def send_goodbye(self, seconds: float) -> None:
         self.sent.append(b"")
 
 
@@ -86,7 +86,7 @@ class Scene:
     def __init__(self) -> None:
         self.now = 0.0
         self.group = Group()
-        self.neighbours = Neighbours()
+        self.neighbours = NoteChannel()
         self.call_check = CallCheck(self.neighbours)
         self.watch = GroupWatch(self.group, self.call_check, clock=lambda: self.now)
 
@@ -95,7 +95,7 @@ class Scene:
     ) -> InFlight:
         flight = InFlight(StreamCall("all_reduce", seq, deadline), object(), stream)
         flight.event = event
-        self.watch.begin(flight)
+        self.watch.add(flight)
         return flight
 
 
@@ -304,7 +304,7 @@ def test_events_are_used_again(scene: Scene) -> None:
 def test_who_leaves_sends_alone(scene: Scene) -> None:
     """After the goodbye the watchdog touches the way to the next rank no more."""
     scene.call_check.note(1, "a")
-    scene.watch.leave(5.0)
+    scene.watch.end_group(5.0)
     scene.call_check.note(2, "b")
     scene.watch.poll()
     assert scene.neighbours.sent == [b"1 a", b""]

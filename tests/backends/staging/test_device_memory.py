@@ -32,7 +32,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
     made = LateDevice()
     monkeypatch.setattr(array_libraries, "_libraries", {})
     monkeypatch.setattr(array_libraries, "_others", set())
-    array_libraries.use(made)
+    array_libraries.register(made)
     return made
 
 
@@ -68,7 +68,7 @@ def test_take_unpacks_on_the_device(device: LateDevice, dtype: Any) -> None:
     """What is strided takes the elements of what is contiguous, and nothing else changes."""
     whole = device.array(np.zeros((8, 12), dtype))
     given = device.array(values(dtype))
-    asarray(whole[::2, ::2]).take(asarray(given))
+    asarray(whole[::2, ::2]).copy_from(asarray(given))
     wanted = np.zeros((8, 12), dtype)
     wanted[::2, ::2] = values(dtype)
     assert whole.get().tobytes() == wanted.tobytes()
@@ -94,7 +94,7 @@ def test_host_and_device_do_not_take_from_each_other(device: LateDevice) -> None
         (there, elsewhere, "cuda:0 cannot take what is on cuda:1"),
     ):
         with pytest.raises(ValueError, match=message):
-            into.take(source)
+            into.copy_from(source)
 
 
 def test_bytes_get_a_dtype() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from more_values import more
+from extra_values import more
 
 import cydist as dist
 from cydist import asarray

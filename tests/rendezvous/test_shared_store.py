@@ -28,8 +28,8 @@ def alone(secret: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     stand_alone(monkeypatch, tmp_path)
 
 
-class Board(HashStore):
-    """A board that says when a rank has read an address off it."""
+class WatchedStore(HashStore):
+    """A store that says when a rank has read an address off it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Board(HashStore):
         return value
 
 
-def met(board: Store, rank: int, size: int = 2, timeout: float = WAIT) -> Any:
-    return handlers.rendezvous_by(
-        board, lambda deadline: HOST, rank=rank, world_size=size, timeout=timeout
+def met(shared_store: Store, rank: int, size: int = 2, timeout: float = WAIT) -> Any:
+    return handlers.rendezvous_through(
+        shared_store, lambda deadline: HOST, rank=rank, world_size=size, timeout=timeout
     )
 
 
 @contextmanager
-def nobody() -> Iterator[int]:
+def unused_port() -> Iterator[int]:
     """The port of a start whose ranks are gone: nobody listens."""
     with socket.socket() as closed:  # bound, so that nobody is given it
         closed.bind((HOST, 0))
@@ -82,30 +82,30 @@ def an_earlier_start() -> Iterator[int]:
     store.close()
 
 
-@pytest.mark.parametrize("left", [nobody, something_else, an_earlier_start])
+@pytest.mark.parametrize("left", [unused_port, something_else, an_earlier_start])
 def test_an_address_that_was_left_is_read_again(left: Callable[[], Any]) -> None:
     """Rank 1 comes first and finds an old address; it meets rank 0 all the same."""
-    board = Board()
+    shared_store = WatchedStore()
     with left() as port:
-        board.set("address", f"{HOST} {port} 0a0b0c0d")
+        shared_store.set("address", f"{HOST} {port} 0a0b0c0d")
 
         def rank_0() -> Any:
-            assert board.read.wait(WAIT)
-            return met(board, 0)
+            assert shared_store.read.wait(WAIT)
+            return met(shared_store, 0)
 
-        check_met(together(rank_0, lambda: met(board, 1)))
+        check_met(together(rank_0, lambda: met(shared_store, 1)))
 
 
-def test_ranks_meet_again_by_the_same_board() -> None:
+def test_ranks_meet_again_by_the_same_shared_store() -> None:
     """Three meetings in a row, for which each rank comes when it has time."""
-    board = HashStore()
+    shared_store = HashStore()
 
     def rank(number: int) -> Callable[[], Any]:
         def all_check_ins() -> Any:
             for _ in range(2):
-                store, _, _ = met(board, number)
+                store, _, _ = met(shared_store, number)
                 release(store)
-            return met(board, number)
+            return met(shared_store, number)
 
         return all_check_ins
 
@@ -113,35 +113,35 @@ def test_ranks_meet_again_by_the_same_board() -> None:
 
 
 def test_a_new_rank_meets_those_that_were_there_before() -> None:
-    """A world that grew: its last rank has never looked at the board."""
-    board = HashStore()
-    check_met(together(lambda: met(board, 0), lambda: met(board, 1)))
-    check_met(together(*(lambda rank=rank: met(board, rank, 3) for rank in range(3))))
+    """A world that grew: its last rank has never looked at the store."""
+    shared_store = HashStore()
+    check_met(together(lambda: met(shared_store, 0), lambda: met(shared_store, 1)))
+    check_met(together(*(lambda rank=rank: met(shared_store, rank, 3) for rank in range(3))))
 
 
 def test_rank_zero_that_never_comes_is_named() -> None:
     """An address that nobody answers is an error at the deadline, which names rank 0."""
-    board = HashStore()
-    with nobody() as port:
-        board.set("address", f"{HOST} {port} 0a0b0c0d")
+    shared_store = HashStore()
+    with unused_port() as port:
+        shared_store.set("address", f"{HOST} {port} 0a0b0c0d")
         with pytest.raises(RendezvousError, match="rank 0 is missing") as found:
-            met(board, 1, timeout=0.3)
+            met(shared_store, 1, timeout=0.3)
     assert found.value.ranks == (0,)
 
 
 def test_a_store_of_another_secret_is_an_error_before_the_deadline() -> None:
     """An address that stays and where another secret is known: nobody waits for the timeout."""
-    board = HashStore()
+    shared_store = HashStore()
     ours = auth.secret()
     auth.forget_secret()
     auth.set_secret(bytes(auth.SECRET_BYTES))
     other = TCPStore(HOST, 0, 2, True, WAIT, wait_for_workers=False, job="0a0b0c0d")
     auth.forget_secret()
     auth.set_secret(ours)
-    board.set("address", f"{HOST} {other.port} 0a0b0c0d")
+    shared_store.set("address", f"{HOST} {other.port} 0a0b0c0d")
     try:
         with pytest.raises(AuthenticationError, match="secret"):
-            met(board, 1)
+            met(shared_store, 1)
     finally:
         other.close()
 
@@ -161,7 +161,7 @@ def test_a_failed_start_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) 
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
     path = str(launcher_env.job_file(launcher_env.job_id()))
-    with ExitStack() as leftovers, nobody() as port:
+    with ExitStack() as leftovers, unused_port() as port:
         left = FileStore(path, 3)
         leftovers.callback(left.close)
         left.set("address", f"{HOST} {port} 0a0b0c0d")

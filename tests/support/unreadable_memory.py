@@ -12,7 +12,7 @@ import pytest
 SECRET = 447  # memfd_secret, on every architecture
 
 
-def out_of_reach(count: int) -> np.ndarray:
+def unreadable(count: int) -> np.ndarray:
     """An array of zeros in memory that the kernel reads for nobody, its owner included."""
     fd = ctypes.CDLL(None).syscall(SECRET, 0)
     if fd < 0:

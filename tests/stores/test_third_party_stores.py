@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from own_stores import LedgerStore, WrappedStore
+from third_party_stores import LedgerStore, WrappedStore
 
 import cydist as dist
 from cydist.errors import PeerFailedError, StoreTimeoutError
@@ -87,7 +87,7 @@ sys.path.insert(0, {str(SUPPORT)!r})
 import cydist as dist
 from cydist.net import auth
 from cydist.stores import MembershipStore
-from own_stores import WrappedStore
+from third_party_stores import WrappedStore
 auth.set_secret(bytes(range(32)))
 store, rank = WrappedStore(dist.TCPStore('127.0.0.1', {master.port})), int(sys.argv[1])
 if rank == 2:
@@ -141,7 +141,7 @@ def test_release_closes_what_has_no_release_of_its_own(master: TCPStore) -> None
     assert store.closed
 
 
-def test_a_prefix_passes_news_on(store: Store) -> None:
+def test_a_prefix_forwards_watch_and_will(store: Store) -> None:
     """Under a prefix keys are watched with the prefix, and wills are about such keys."""
     part = PrefixStore("p", store)
     assert part.reports_disconnects()
