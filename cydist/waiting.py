@@ -86,13 +86,11 @@ class LoopGuard:
     name    of the service, for messages: "thread cydist-store"
     say     prints a message; the default writes to stderr
 
-    Use it as the context of each round. Pass the exception of a single event to `record`, so
-    that the round's other events are served. Exceptions are of one kind if they have the same type and were
-    raised in the same line. The first of each kind is printed. A rest follows, which grows while
-    rounds keep raising.
-
-    After MOST_IN_A_ROW failing rounds the next exception propagates: a service that no longer works
-    must end, so that others notice.
+    Use it as the context of each round. Pass the exception of a single event to `record`, so that
+    the round's other events are served. Exceptions are of one kind if they have the same type and
+    were raised in the same line. The first of each kind is printed. A rest follows, which grows
+    while rounds keep raising. After MOST_IN_A_ROW failing rounds the next exception propagates: a
+    service that no longer works must end, so that others notice.
     """
 
     def __init__(self, name: str, say: Callable[[str], object] | None = None) -> None:

@@ -474,14 +474,14 @@ def overlapping(arrays, size_t outputs):
     if count <= FEW_ARRAYS:
         return [
             (i, j) for i in range(min(outputs, count)) for j in range(i + 1, count)
-            if share(arrays[i], arrays[j])
+            if may_share(arrays[i], arrays[j])
         ]
     extents = [array.extent for array in arrays]
     for i in sorted(range(count), key=extents.__getitem__):
         start = extents[i][0]
         open_ = [j for j in open_ if extents[j][1] > start]
         for j in open_:
-            if min(i, j) < outputs and share(arrays[i], arrays[j]):
+            if min(i, j) < outputs and may_share(arrays[i], arrays[j]):
                 found.append((min(i, j), max(i, j)))
         open_.append(i)
     return found
