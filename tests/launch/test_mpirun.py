@@ -373,7 +373,7 @@ def test_ranks_go_on_without_a_dead_one(transport: str) -> None:
 
 def test_mpi_that_nobody_started(mpi: Path) -> None:
     """With mpi4py.rc.initialize off, MPI is started and ended by us."""
-    done = start(mpi, "before-anybody")
+    done = start(mpi, "before-the-others")
     assert done.returncode == 0, done.stdout
     assert len(re.findall(r"rank \d of 2 on mpi: 1", done.stdout)) == 2
 
