@@ -13,6 +13,11 @@ Each MAC (HMAC-SHA256) covers every byte before it in both directions. Fresh non
 replay, separate keys stop reflection, the channel stops a proof for one service from
 opening another. Nothing beyond these bytes is allocated or parsed for an unauthenticated peer.
 
+After the handshake both sides derive the keys of this one connection (`_Handshake.keys`) from the
+secret and all bytes of the handshake, and so from both nonces, the endpoints, the channel and the
+job. The frames that follow carry tags made with them (cydist/net/records.py, and
+src/transports/stream/stream_auth.pyx), so a relay that let the handshake pass can change nothing.
+
 The endpoints are the connection's two addresses as each side sees them. They differ where a relay,
 or a network that translates addresses, has joined two connections. Then both sides refuse before
 the server has proved anything, unless CYDIST_NAT=1 is set on both. The settings are switches that
@@ -85,7 +90,7 @@ MAX_CHANNEL_BYTES = 8
 HANDSHAKE_TIMEOUT = 2.0
 _SLICE = 0.1
 
-_MAGIC = b"cydist\x00\x02"  # the last byte is the version of the wire
+_MAGIC = b"cydist\x00\x03"  # the last byte is the version of the wire
 _GREETING = struct.Struct("<8s32sB36s")
 _ANSWER = struct.Struct("<8s32sB36s8s16sB63s")
 _MAC_BYTES = 32
@@ -183,16 +188,8 @@ class _Handshake:
     """
 
     __slots__ = (
-        "_secret",
-        "_settings",
-        "_theirs",
-        "channel",
-        "done",
-        "endpoints",
-        "job",
-        "needs",
-        "refusal",
-        "there",
+        "_secret", "_session", "_settings", "_theirs", "channel", "done", "endpoints", "job",
+        "needs", "refusal", "there",
     )  # fmt: skip
 
     def __init__(
@@ -208,12 +205,34 @@ class _Handshake:
         self.needs = 0
         self.refusal = b""
         self._secret = secret
+        self._session = b""
         self._settings = _settings(secret)
         self._theirs = (self._settings, endpoints)  # the other side's greeting
 
     def _mac(self, role: bytes, transcript: bytes) -> bytes:
         """Return the MAC of `transcript` for the role "client" or "server"."""
         return hmac.digest(job_key(self._secret, self.job, role), transcript, "sha256")
+
+    def keys(self, purpose: bytes) -> tuple[bytes, bytes]:
+        """Return two keys of 32 bytes for `purpose`: to send with, and to receive with.
+
+        Another connection has others. Raises ValueError before the handshake is done.
+        """
+        if not self.done:
+            raise ValueError("a connection has no keys before its handshake is done")
+        server, client = (
+            hmac.digest(self._session, b"cydist " + role + b"\0" + purpose, "sha256")
+            for role in (b"server", b"client")
+        )
+        return (server, client) if isinstance(self, ServerHandshake) else (client, server)
+
+    def _finish(self, transcript: bytes) -> None:
+        """Complete the handshake, of which these are all bytes but the server's proof."""
+        self.needs = 0
+        self.done = True
+        self._session = hkdf(
+            self._secret, hashlib.sha256(transcript).digest(), b"session\0" + self.job.encode()
+        )
 
     def _compare(self, settings: int, endpoints: bytes) -> str:
         """Return which part of the other side's settings and endpoints is unacceptable, or ""."""
@@ -309,8 +328,7 @@ class ServerHandshake(_Handshake):
             raise self._refused(why)
         self.channel = wanted
         self.claim = claim[:claim_bytes]
-        self.needs = 0
-        self.done = True
+        self._finish(self.greeting + data)
         return self._mac(b"server", self.greeting + data)
 
 
@@ -397,8 +415,7 @@ class ClientHandshake(_Handshake):
         expected = self._mac(b"server", self._transcript)
         if not hmac.compare_digest(expected, proof):
             raise self._refused("key")
-        self.needs = 0
-        self.done = True
+        self._finish(self._transcript)
         return b""
 
 
@@ -421,8 +438,9 @@ def authenticate_server(
     job: str,
     secret: bytes | None = None,
     deadline: float | None = None,
-) -> bytes:
-    """Let the client of an accepted connection prove itself; return its claim.
+) -> ServerHandshake:
+    """Let the client of an accepted connection prove itself; return the handshake, which has its
+    claim and the connection's keys.
 
     deadline   on time.monotonic(); in any case 2 s of silence end it
 
@@ -436,7 +454,7 @@ def authenticate_server(
     with connection:
         connection.send(handshake.greeting)
         connection.exchange(handshake)
-    return handshake.claim
+    return handshake
 
 
 def authenticate_client(
@@ -448,8 +466,10 @@ def authenticate_client(
     secret: bytes | None = None,
     deadline: float | None = None,
     patience: float = HANDSHAKE_TIMEOUT,
-) -> None:
+) -> ClientHandshake:
     """Authenticate this process to the server of a connection that it opened, and check the server.
+
+    Return the handshake, which has the connection's keys.
 
     deadline   on time.monotonic()
     patience   seconds of silence that end the handshake earlier
@@ -465,6 +485,7 @@ def authenticate_client(
     with connection:
         while not handshake.done:
             connection.exchange(handshake)
+    return handshake
 
 
 def _or_ours(value: bytes | None) -> bytes:

@@ -49,6 +49,12 @@ _OPENED = INTERNAL + b"opened"
 _CLOSED = INTERNAL + b"closed"
 
 
+def log_entry(request: StoreRequest) -> bytes:
+    """Return what the log holds of a request: its length, and its bytes."""
+    body = encode_request(request)
+    return LENGTH.pack(len(body)) + body
+
+
 class FileStore(Store):
     """A store in the file `file_name`, which is created when missing.
 
@@ -166,7 +172,7 @@ class _Log:
         """Write a request that was executed; the lock is held exclusively."""
         if request.block:
             request = StoreRequest(request.op, request.keys, request.values)
-        frame = encode_request(request)
+        frame = log_entry(request)
         try:
             if os.fstat(self._fd).st_size > self._end:
                 os.ftruncate(self._fd, self._end)  # a dead writer's unfinished request
@@ -196,7 +202,7 @@ class _Log:
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(_MAGIC)
-                file.writelines(encode_request(request) for request in self._table.requests())
+                file.writelines(log_entry(request) for request in self._table.requests())
                 end = file.tell()
             _flock(fd, fcntl.F_RDLCK, _IN_USE)
             _flock(fd, fcntl.F_WRLCK, _LOG)  # the caller is not done yet

@@ -3,11 +3,12 @@
 A request means the same in memory, over a connection and in a FileStore's log; its layout
 is fixed, nothing in it is code, and it is checked before memory is taken:
 
-    request   length u32, operation u8, block u8, keys u32, values u32, timeout f64,
+    request   operation u8, block u8, keys u32, values u32, timeout f64,
               then for each key and each value: length u32, bytes
-    reply     length u32, status u8, items u32, then for each item: length u32, bytes
+    reply     status u8, items u32, then for each item: length u32, bytes
 
-Little-endian; `length` counts what follows it. Numbers travel as ASCII decimals.
+Little-endian; `length` counts what follows it. Numbers travel as ASCII decimals. Over a connection
+each is one record (cydist/net/records.py), in a FileStore's log its length stands before it.
 """
 
 from __future__ import annotations
@@ -165,15 +166,15 @@ def is_number(text: bytes) -> bool:
 
 
 def encode_request(request: StoreRequest) -> bytes:
-    """Return the whole frame of a request, including its length."""
+    """Return the bytes of a request."""
     head = _REQUEST.pack(
         request.op, request.block, len(request.keys), len(request.values), request.timeout
     )
-    return _frame(head, request.keys + request.values)
+    return _packed(head, request.keys + request.values)
 
 
 def decode_request(body: bytes | memoryview) -> StoreRequest:
-    """Return the request in a frame's body (without the length).
+    """Return the request that `encode_request` was given.
 
     Raises DistStoreError for anything that `encode_request` cannot have made.
     """
@@ -189,12 +190,12 @@ def decode_request(body: bytes | memoryview) -> StoreRequest:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Return the whole frame of a reply, including its length."""
-    return _frame(_REPLY.pack(reply.status, len(reply.items)), reply.items)
+    """Return the bytes of a reply."""
+    return _packed(_REPLY.pack(reply.status, len(reply.items)), reply.items)
 
 
 def decode_reply(body: bytes | memoryview) -> Reply:
-    """Return the reply in a frame's body; raises DistStoreError for anything malformed."""
+    """Return the reply that `encode_reply` was given; raises DistStoreError for anything else."""
     if len(body) < _REPLY.size:
         raise DistStoreError(f"a reply of {len(body)} bytes is too short")
     status, count = _REPLY.unpack_from(body)
@@ -203,12 +204,11 @@ def decode_reply(body: bytes | memoryview) -> Reply:
     return Reply(ReplyStatus(status), _items(memoryview(body)[_REPLY.size :], count))
 
 
-def _frame(head: bytes, items: tuple[bytes, ...]) -> bytes:
+def _packed(head: bytes, items: tuple[bytes, ...]) -> bytes:
     parts = [head]
     for item in items:
         parts += (LENGTH.pack(len(item)), item)
-    body = b"".join(parts)
-    return LENGTH.pack(len(body)) + body
+    return b"".join(parts)
 
 
 def _items(body: memoryview, count: int) -> tuple[bytes, ...]:

@@ -30,11 +30,12 @@ from cydist.errors import (
 )
 from cydist.net import auth
 from cydist.net.acceptor import no_descriptor, with_remedy
+from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import public_address, resolve
+from cydist.net.records import HEAD_BYTES, Records
 from cydist.stores.protocol import (
     CHANNEL,
     INTERNAL,
-    LENGTH,
     MAX_FRAME_BYTES,
     Op,
     Reply,
@@ -172,14 +173,13 @@ class TCPStore(Store):
         error = QueueEmptyError if reply.status is ReplyStatus.QUEUE_EMPTY else DistStoreError
         raise error(b" ".join(reply.items).decode(errors="replace"))
 
-    def _exchange(self, connection: socket.socket, request: StoreRequest, deadline: float) -> Reply:
+    def _exchange(self, connection: _Connection, request: StoreRequest, deadline: float) -> Reply:
         left = max(0.0, deadline - request.patience - time.monotonic())
         try:
-            _send(connection, encode_request(request._replace(timeout=left)), deadline + _GRACE)
-            (size,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline + _GRACE))
-            if size > MAX_FRAME_BYTES:
-                raise DistStoreError(f"the store at {self._pool.name} sent {size} bytes")
-            reply = decode_reply(_receive(connection, size, deadline + _GRACE))
+            connection.send(encode_request(request._replace(timeout=left)), deadline + _GRACE)
+            reply = decode_reply(connection.receive(deadline + _GRACE))
+        except AuthenticationError:  # an OSError, too
+            raise
         except TimeoutError:
             raise StoreTimeoutError(
                 f"{request.op.name.lower()}: timeout: the store at {self._pool.name} did not "
@@ -237,7 +237,7 @@ class TCPStore(Store):
                     self.will(*each)
         finally:
             for connection in ended:
-                _disconnect(connection)
+                connection.disconnect()
 
     def num_keys(self) -> int:
         """Return the number of keys: one more than the user's, for the count of workers."""
@@ -305,9 +305,9 @@ class _Pool:
         self.port = port
         self._secret = secret
         self._job = job
-        self._idle: list[socket.socket] = []
+        self._idle: list[_Connection] = []
         # Connections whose end, without a goodbye, tells the server that this process has ended.
-        self._will_connections: list[socket.socket] = []
+        self._will_connections: list[_Connection] = []
         self.wills: list[tuple[str, Value]] = []  # wills on those connections
         self._lock = threading.Lock()
         self._closed = False
@@ -322,7 +322,7 @@ class _Pool:
     def clone_handle(self) -> _Pool:
         return _Pool(self.host, self.port, self._secret, self._job)
 
-    def acquire(self, deadline: float, *, for_will: bool = False) -> socket.socket:
+    def acquire(self, deadline: float, *, for_will: bool = False) -> _Connection:
         kept = self._will_connections if for_will else self._idle
         with self._lock:
             if self._closed:
@@ -332,14 +332,14 @@ class _Pool:
         # The server has been reached before: if it is gone now, it stays gone.
         return self.connect(deadline, patient=False)
 
-    def release(self, connection: socket.socket, *, for_will: bool = False) -> None:
+    def release(self, connection: _Connection, *, for_will: bool = False) -> None:
         with self._lock:
             if not self._closed and (for_will or len(self._idle) < _IDLE_CONNECTIONS):
                 (self._will_connections if for_will else self._idle).append(connection)
                 return
-        _disconnect(connection) if for_will else connection.close()
+        connection.disconnect() if for_will else connection.close()
 
-    def detach(self, key: str, value: Value) -> tuple[list[socket.socket], list[tuple[str, Value]]]:
+    def detach(self, key: str, value: Value) -> tuple[list[_Connection], list[tuple[str, Value]]]:
         """Remove the connections that carry this will, and return the other wills that they
         carry."""
         ended, rest = [], []
@@ -360,7 +360,7 @@ class _Pool:
                 connection.close()
             self._idle.clear()
             for connection in self._will_connections:
-                connection.close() if ended else _disconnect(connection)
+                connection.close() if ended else connection.disconnect()
             self._will_connections.clear()
 
     def abandon(self) -> None:
@@ -371,7 +371,7 @@ class _Pool:
             connection.close()
         self._idle, self._will_connections, self.wills = [], [], []
 
-    def connect(self, deadline: float, *, patient: bool, awaited: bool = False) -> socket.socket:
+    def connect(self, deadline: float, *, patient: bool, awaited: bool = False) -> _Connection:
         """Return a new connection, authenticated.
 
         patient   keep trying until the deadline while no process listens there
@@ -426,32 +426,31 @@ class _Pool:
             answered=False,
         )
 
-    def _connect_once(self, deadline: float, awaited: bool) -> socket.socket:
+    def _connect_once(self, deadline: float, awaited: bool) -> _Connection:
         """Try every address of the host once."""
         failure: OSError = ConnectionError("the name has no address")
         for family, kind, protocol, _, address in resolve(self.host, self.port, deadline):
-            connection = socket.socket(family, kind, protocol)
+            sock = socket.socket(family, kind, protocol)
             try:
-                connection.settimeout(one_wait(max(0.001, deadline - time.monotonic())))
-                connection.connect(address)
-                self._authenticate(connection, deadline, awaited)
-                return connection
+                sock.settimeout(one_wait(max(0.001, deadline - time.monotonic())))
+                sock.connect(address)
+                return _Connection(sock, self._authenticate(sock, deadline, awaited))
             except BaseException as error:
-                connection.close()
+                sock.close()
                 if isinstance(error, OSError) and not isinstance(error, DistError):
                     failure = error
                     continue
                 raise
         raise failure
 
-    def _authenticate(self, connection: socket.socket, deadline: float, awaited: bool) -> None:
-        if connection.getsockname() == connection.getpeername():
+    def _authenticate(self, sock: socket.socket, deadline: float, awaited: bool) -> ClientHandshake:
+        if sock.getsockname() == sock.getpeername():
             # If no process listens on a port of the ephemeral range, a TCP socket can connect to
             # itself.
             raise ConnectionRefusedError("connected to itself")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        auth.authenticate_client(
-            connection,
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return auth.authenticate_client(
+            sock,
             channel=CHANNEL,
             job=self._job,
             secret=self._secret,
@@ -460,46 +459,60 @@ class _Pool:
         )
 
 
-def _disconnect(connection: socket.socket) -> None:
-    """Close a connection that carries a will on purpose: withdraw the will, without waiting for an
-    answer."""
-    with contextlib.suppress(OSError):
-        connection.setblocking(False)
-        connection.send(encode_request(StoreRequest(Op.WILL)))
-    connection.close()
+class _Connection:
+    """One authenticated connection to the server, for one call at a time."""
 
+    def __init__(self, sock: socket.socket, handshake: ClientHandshake) -> None:
+        self._sock = sock
+        self._records = Records(handshake, MAX_FRAME_BYTES)
 
-def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
-    """Send all of `data`. Raises TimeoutError at the deadline."""
-    unsent = memoryview(data)
-    while unsent:
-        _arm(connection, deadline)
-        with contextlib.suppress(TimeoutError):  # end of one wait: the deadline may be later
-            unsent = unsent[connection.send(unsent) :]
+    def send(self, body: bytes, deadline: float) -> None:
+        """Send one record; TimeoutError at the deadline."""
+        unsent = memoryview(self._records.seal(body))
+        while unsent:
+            self._arm(deadline)
+            with contextlib.suppress(TimeoutError):  # end of one wait: the deadline may be later
+                unsent = unsent[self._sock.send(unsent) :]
 
+    def receive(self, deadline: float) -> bytes:
+        """Return the body of the next record.
 
-def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
-    """Receive exactly `count` bytes. Raises OSError at the end of the stream, TimeoutError at the
-    deadline."""
-    data = bytearray()
-    while len(data) < count:
-        _arm(connection, deadline)
-        try:
-            part = connection.recv(min(count - len(data), 1 << 20))
-        except TimeoutError:  # end of one wait: the deadline may be later
-            continue
-        if not part:
-            raise ConnectionResetError("the connection was closed")
-        data += part
-    return bytes(data)
+        OSError at the end of the stream, TimeoutError at the deadline, AuthenticationError for
+        what the server did not send.
+        """
+        size = self._records.open_head(self._exactly(HEAD_BYTES, deadline))
+        return self._records.open_body(self._exactly(size, deadline))
 
+    def _exactly(self, count: int, deadline: float) -> bytearray:
+        data = bytearray()
+        while len(data) < count:
+            self._arm(deadline)
+            try:
+                part = self._sock.recv(min(count - len(data), 1 << 20))
+            except TimeoutError:  # end of one wait: the deadline may be later
+                continue
+            if not part:
+                raise ConnectionResetError("the connection was closed")
+            data += part
+        return data
 
-def _arm(connection: socket.socket, deadline: float) -> None:
-    """Set the socket's timeout to the deadline, but at most one long wait."""
-    remaining = deadline - time.monotonic()
-    if remaining <= 0:
-        raise TimeoutError
-    connection.settimeout(one_wait(remaining))
+    def _arm(self, deadline: float) -> None:
+        """Set the socket's timeout to the deadline, but at most one long wait."""
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self._sock.settimeout(one_wait(remaining))
+
+    def disconnect(self) -> None:
+        """Close a connection that carries a will on purpose: withdraw the will, without waiting
+        for an answer."""
+        with contextlib.suppress(OSError):
+            self._sock.setblocking(False)
+            self._sock.send(self._records.seal(encode_request(StoreRequest(Op.WILL))))
+        self.close()
+
+    def close(self) -> None:
+        self._sock.close()
 
 
 _pools: weakref.WeakSet[_Pool] = weakref.WeakSet()

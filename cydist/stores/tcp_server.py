@@ -18,12 +18,13 @@ import time
 import weakref
 from collections import deque
 
-from cydist.errors import DistStoreError, QueueEmptyError
+from cydist.errors import AuthenticationError, DistStoreError, QueueEmptyError
 from cydist.net.acceptor import Acceptor
+from cydist.net.auth import ServerHandshake
+from cydist.net.records import HEAD_BYTES, Records
 from cydist.stores.kv_table import ENTRY_BYTES, KeyOrQueue, KeyValueTable
 from cydist.stores.protocol import (
     CHANNEL,
-    LENGTH,
     MAX_FRAME_BYTES,
     MAX_TOTAL_BYTES,
     MAX_VALUE_BYTES,
@@ -47,9 +48,11 @@ Will = tuple[tuple[bytes, bytes], ...]
 class _Connection:
     """One client, a member of the job."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, handshake: ServerHandshake) -> None:
         self.sock = sock
+        self.records = Records(handshake, MAX_FRAME_BYTES)
         self.received = bytearray()
+        self.missing = 0  # bytes after the head of the record that arrives; 0: no whole head yet
         self.unsent = memoryview(b"")
         self.parked: StoreRequest | None = None
         self.places: tuple[KeyOrQueue, ...] = ()
@@ -150,7 +153,7 @@ class StoreServer:
                     self._loop_guard.record(error)  # no other client waits for that
                     continue
                 if peer is not None:
-                    self._admit(peer.sock, peer.unsent)
+                    self._admit(_Connection(peer.sock, peer.handshake), peer.unsent)
             elif key.data is None:
                 with contextlib.suppress(OSError):
                     self._wakee.recv(64)
@@ -172,7 +175,8 @@ class StoreServer:
 
     def _drop(self, connection: _Connection, error: Exception) -> None:
         """Drop a connection on any error in it, so that the job's store goes on."""
-        if not isinstance(error, OSError | DistStoreError):  # it left, or broke the protocol
+        # Expected: it left, broke the protocol, or somebody changed what it sent.
+        if not isinstance(error, OSError | DistStoreError | AuthenticationError):
             self._loop_guard.report(error)
         self._close(connection)
 
@@ -206,12 +210,11 @@ class StoreServer:
 
     # Members
 
-    def _admit(self, sock: socket.socket, proof: bytes) -> None:
-        connection = _Connection(sock)
+    def _admit(self, connection: _Connection, proof: bytes) -> None:
         self._connections[connection] = None
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(connection.sock, selectors.EVENT_READ, connection)
             self._send(connection, proof)
         except Exception as error:
             self._drop(connection, error)
@@ -229,20 +232,17 @@ class StoreServer:
 
     def _take_request(self, connection: _Connection) -> None:
         """Run the request that has arrived, if it is complete and the last one is answered."""
-        received = connection.received
-        if len(received) < LENGTH.size:
-            return
-        (size,) = LENGTH.unpack_from(received)
-        if size > MAX_FRAME_BYTES:
-            raise DistStoreError(f"a frame of {size} bytes")
-        whole = LENGTH.size + size
-        if len(received) > whole or (connection.parked and len(received)):
+        received, records = connection.received, connection.records
+        if not connection.missing and len(received) >= HEAD_BYTES:
+            connection.missing = records.open_head(received)
+        whole = HEAD_BYTES + connection.missing
+        if (connection.missing and len(received) > whole) or (connection.parked and received):
             # One request at a time: a client that sends more breaks the protocol.
             raise DistStoreError("a second request before the first was answered")
-        if len(received) < whole:
+        if not connection.missing or len(received) < whole:
             return
-        request = decode_request(bytes(received[LENGTH.size :]))
-        connection.received = bytearray()
+        request = decode_request(records.open_body(received[HEAD_BYTES:]))
+        connection.received, connection.missing = bytearray(), 0
         connection.ticket = next(self._tickets)
         if not self._try(connection, request):
             self._alarm(time.monotonic() + request.timeout, connection)
@@ -264,11 +264,11 @@ class StoreServer:
             reply = Reply(ReplyStatus.QUEUE_EMPTY, (str(error).encode(),))
         except DistStoreError as error:
             reply = Reply(ReplyStatus.REFUSED, (str(error).encode(),))
-        frame = encode_reply(reply)
-        if len(frame) - LENGTH.size > MAX_FRAME_BYTES:
-            why = f"a reply of {len(frame)} bytes is too long: ask for fewer keys at a time"
-            frame = encode_reply(Reply(ReplyStatus.REFUSED, (why.encode(),)))
-        self._send(connection, frame)
+        body = encode_reply(reply)
+        if len(body) > MAX_FRAME_BYTES:
+            why = f"a reply of {len(body)} bytes is too long: ask for fewer keys at a time"
+            body = encode_reply(Reply(ReplyStatus.REFUSED, (why.encode(),)))
+        self._send(connection, connection.records.seal(body))
         if reply.status is ReplyStatus.OK:
             self._wake(self.table.touched(request))
         return True
@@ -306,7 +306,8 @@ class StoreServer:
             # The names are for a message: a few are enough, and the reply stays small.
             missing = self.table.missing(request)
             count = b"%d" % len(missing)
-            self._send(connection, encode_reply(Reply(ReplyStatus.TIMEOUT, (count, *missing[:64]))))
+            body = encode_reply(Reply(ReplyStatus.TIMEOUT, (count, *missing[:64])))
+            self._send(connection, connection.records.seal(body))
         except Exception as error:
             self._drop(connection, error)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handshakes import shaken_hands
 from transport_ranks import DEADLINE, Ranks, done, eventually
 
 import cydist as dist
@@ -26,7 +27,7 @@ from cydist.backends.host.connections import Connections
 from cydist.errors import DistStoreError, StoreTimeoutError
 from cydist.launch.spawn import spawn
 from cydist.stores import FileStore, HashStore, TCPStore, tcp
-from cydist.stores.protocol import LENGTH, Op, StoreRequest, decode_request, encode_request
+from cydist.stores.protocol import Op, StoreRequest, decode_request, encode_request
 from cydist.stores.tcp_server import StoreServer, servers
 from cydist.testing import ThreadJob
 from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, LoopGuard, duration, one_wait, seconds
@@ -192,16 +193,17 @@ def test_a_socket_waits_an_hour_at_a_time(way: str) -> None:
     """Python hands a socket's timeout to poll in 32 bits; its end is not the deadline's."""
     sock: Any = OneRound()
     deadline = time.monotonic() + LONGEST_TIMEOUT
+    connection = tcp._Connection(sock, shaken_hands()[1])
     if way == "send":
-        tcp._send(sock, b"xyz", deadline)
+        connection.send(b"xyz", deadline)
     else:
-        assert tcp._receive(sock, 3, deadline) == b"xxx"
+        assert connection._exactly(3, deadline) == b"xxx"
     assert sock.limits == [LONGEST_WAIT] * 2
 
 
 def sent(body: bytes, timeout: bytes) -> bytes:
     """A request with another timeout."""
-    head = LENGTH.size + 10  # operation, block, keys, values
+    head = 10  # operation, block, keys, values
     return body[:head] + timeout + body[head + 8 :]
 
 
@@ -213,20 +215,21 @@ def test_no_timeout_of_a_member_ends_the_store(master: TCPStore, limit: float) -
     plain = encode_request(StoreRequest(Op.WAIT, (b"never",), (), True, 1.0))
     connection = master._pool.acquire(time.monotonic() + DEADLINE)
     with closing(connection):
-        connection.sendall(sent(plain, struct.pack("<d", limit)))
+        sock = connection._sock
+        sock.sendall(connection._records.seal(sent(plain, struct.pack("<d", limit))))
         if 0 <= limit < math.inf:
             eventually(lambda: server_of(master)._parked)
         else:
-            connection.settimeout(DEADLINE)
-            assert connection.recv(1) == b""
+            sock.settimeout(DEADLINE)
+            assert sock.recv(1) == b""
         master.set("a", "b")
         assert master.get("a") == b"b"
 
 
 def test_a_requests_timeout_is_bounded() -> None:
     """As it is decoded, so that no deadline can be made of it that no clock holds."""
-    frame = encode_request(StoreRequest(Op.WAIT, (b"a",), (), True, 1e300))
-    assert decode_request(frame[LENGTH.size :]).timeout == LONGEST_TIMEOUT
+    request = encode_request(StoreRequest(Op.WAIT, (b"a",), (), True, 1e300))
+    assert decode_request(request).timeout == LONGEST_TIMEOUT
 
 
 # Jobs

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handshakes import shaken_hands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutation import cut, mutated
 
-from cydist.errors import DistStoreError
+from cydist.errors import AuthenticationError, DistStoreError
 from cydist.net import auth
-from cydist.stores import FileStore, TCPStore
+from cydist.net.records import HEAD_BYTES, Records
+from cydist.stores import FileStore, TCPStore, tcp
+from cydist.stores.file import log_entry
 from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import (
     BLOCKING,
     INTERNAL,
-    LENGTH,
+    MAX_FRAME_BYTES,
     Op,
     Reply,
     ReplyStatus,
@@ -63,8 +66,8 @@ def test_requests(frame: bytes) -> None:
     """A changed request is refused, or means exactly what its bytes say; a table survives it."""
     table = KeyValueTable(1000, 100)
     try:
-        request = decode_request(frame[LENGTH.size :])
-        assert encode_request(request)[LENGTH.size :] == frame[LENGTH.size :]
+        request = decode_request(frame)
+        assert encode_request(request) == frame
         if table.awaits(request) is None:
             table.execute(request)
     except DistStoreError:
@@ -76,8 +79,8 @@ def test_requests(frame: bytes) -> None:
 def test_replies(frame: bytes) -> None:
     """A changed reply is refused, or means exactly what its bytes say."""
     with contextlib.suppress(DistStoreError):
-        reply = decode_reply(frame[LENGTH.size :])
-        assert encode_reply(reply)[LENGTH.size :] == frame[LENGTH.size :]
+        reply = decode_reply(frame)
+        assert encode_reply(reply) == frame
 
 
 # Conversations
@@ -93,11 +96,15 @@ def master() -> Iterator[TCPStore]:
 
 
 @settings(max_examples=settings.default.max_examples // 2)
-@given(said=st.lists(frames | mutated(frames), max_size=3).map(b"".join), data=st.data())
-def test_server(master: TCPStore, said: bytes, data: st.DataObject) -> None:
-    """A member that says anything gets whole replies, or its connection closed; others go on."""
+@given(bodies=st.lists(frames | mutated(frames), max_size=3), damaged=st.booleans(), data=st.data())
+def test_server(master: TCPStore, bodies: list[bytes], damaged: bool, data: st.DataObject) -> None:
+    """A member that says anything, in its own records or in damaged ones, gets whole replies, or
+    its connection closed; others go on."""
     with socket.create_connection(("127.0.0.1", master.port), WAIT) as sock:
-        auth.authenticate_client(sock, channel=b"store", job="", secret=SECRET)
+        shake = auth.authenticate_client(sock, channel=b"store", job="", secret=SECRET)
+        records = Records(shake, MAX_FRAME_BYTES)
+        said = b"".join(map(records.seal, bodies))
+        said = data.draw(mutated(st.just(said))) if damaged else said
         heard = b""
         with contextlib.suppress(ConnectionError):
             for piece in data.draw(cut(said)):
@@ -107,9 +114,9 @@ def test_server(master: TCPStore, said: bytes, data: st.DataObject) -> None:
             while part := sock.recv(65536):
                 heard += part
     while heard:
-        (size,) = LENGTH.unpack_from(heard)
-        decode_reply(heard[LENGTH.size : LENGTH.size + size])
-        heard = heard[LENGTH.size + size :]
+        size = HEAD_BYTES + records.open_head(heard)
+        decode_reply(records.open_body(heard[HEAD_BYTES:size]))
+        heard = heard[size:]
     master.set("key", "v")
     assert master.get("key") == b"v"
     assert all(isinstance(key, str) for key in master.list_keys())
@@ -134,17 +141,25 @@ CALLS: dict[str, Callable[[TCPStore], Any]] = {
 @settings(max_examples=2 * settings.default.max_examples)
 @given(
     call=st.sampled_from(sorted(CALLS)),
-    said=replies.map(encode_reply) | mutated(replies.map(encode_reply)) | st.binary(max_size=40),
+    body=replies.map(encode_reply) | mutated(replies.map(encode_reply)) | st.binary(max_size=40),
+    damaged=st.booleans(),
+    data=st.data(),
 )
-def test_client(master: TCPStore, call: str, said: bytes) -> None:
-    """A client whose server answers anything gets an answer of the right kind or DistStoreError."""
+def test_client(
+    master: TCPStore, call: str, body: bytes, damaged: bool, data: st.DataObject
+) -> None:
+    """A client whose server answers anything, in its own record or in a damaged one, gets an answer
+    of the right kind, DistStoreError or AuthenticationError."""
+    server, client = shaken_hands()
+    said = Records(server, MAX_FRAME_BYTES).seal(body)
+    said = data.draw(mutated(st.just(said))) if damaged else said
     ours, theirs = socket.socketpair()
     theirs.sendall(said)
     theirs.shutdown(socket.SHUT_WR)
     for sock in master._pool._idle:
         sock.close()
-    master._pool._idle[:] = [ours]
-    with theirs, contextlib.suppress(DistStoreError):
+    master._pool._idle[:] = [tcp._Connection(ours, client)]
+    with theirs, contextlib.suppress(DistStoreError, AuthenticationError):
         result = CALLS[call](master)
         if call == "multi_get":
             assert len(result) == 2
@@ -163,7 +178,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(
     log=st.lists(sensible | requests, max_size=4)
-    .map(lambda log: b"cydist\x01\n" + b"".join(map(encode_request, log)))
+    .map(lambda log: b"cydist\x01\n" + b"".join(map(log_entry, log)))
     .flatmap(lambda log: st.just(log) | mutated(st.just(log))),
     users=st.sampled_from([-1, 1]),
 )

@@ -196,7 +196,7 @@ def test_sockets_authenticate_each_other() -> None:
         claims: list[bytes] = []
         thread = threading.Thread(
             target=lambda: claims.append(
-                auth.authenticate_server(ours, channel=b"peer", job="j", secret=SECRET)
+                auth.authenticate_server(ours, channel=b"peer", job="j", secret=SECRET).claim
             )
         )
         thread.start()

@@ -11,7 +11,8 @@ import pytest
 
 from cydist.errors import DistStoreError, StoreTimeoutError
 from cydist.stores import FileStore
-from cydist.stores.protocol import Op, StoreRequest, encode_request
+from cydist.stores.file import log_entry
+from cydist.stores.protocol import Op, StoreRequest
 
 
 def test_file_is_shared_by_processes(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_cut_off_request_is_overwritten(tmp_path: Path) -> None:
     store = FileStore(str(path))
     store.set("key", "v")
     whole = path.read_bytes()
-    path.write_bytes(whole + encode_request(StoreRequest(Op.SET, (b"half",), (b"x" * 100,)))[:50])
+    path.write_bytes(whole + log_entry(StoreRequest(Op.SET, (b"half",), (b"x" * 100,)))[:50])
     assert not store.check(["half"])
     store.set("next", "1")
     fresh = FileStore(str(path))
@@ -217,7 +218,7 @@ def test_damaged_log_is_not_counted_twice(tmp_path: Path) -> None:
     store, other = FileStore(str(path)), FileStore(str(path))
     other.add("n", 1)
     whole = path.read_bytes()
-    path.write_bytes(whole + encode_request(StoreRequest(Op.SET, (b"key",))))
+    path.write_bytes(whole + log_entry(StoreRequest(Op.SET, (b"key",))))
     with pytest.raises(DistStoreError, match="damaged: SET does not take 1 keys and 0 values"):
         store.add("n", 1)
     path.write_bytes(whole)

@@ -11,7 +11,6 @@ from cydist.errors import DistStoreError
 from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import (
     BLOCKING,
-    LENGTH,
     Op,
     Reply,
     ReplyStatus,
@@ -42,15 +41,13 @@ replies = st.builds(
 @given(requests)
 def test_requests_survive_the_wire(request: StoreRequest) -> None:
     """decode(encode(request)) is the request."""
-    frame = encode_request(request)
-    assert LENGTH.unpack_from(frame) == (len(frame) - LENGTH.size,)
-    assert decode_request(frame[LENGTH.size :]) == request
+    assert decode_request(encode_request(request)) == request
 
 
 @given(replies)
 def test_replies_survive_the_wire(reply: Reply) -> None:
     """decode(encode(reply)) is the reply."""
-    assert decode_reply(encode_reply(reply)[LENGTH.size :]) == reply
+    assert decode_reply(encode_reply(reply)) == reply
 
 
 @given(st.binary(max_size=100))
@@ -60,13 +57,13 @@ def test_garbage_is_no_request(data: bytes) -> None:
         request = decode_request(data)
     except DistStoreError:
         return
-    assert encode_request(request)[LENGTH.size :] == data
+    assert encode_request(request) == data
 
 
 @given(requests, st.data())
 def test_changed_requests_never_crash_a_table(request: StoreRequest, data: st.DataObject) -> None:
     """A mutated request is refused or runs: a table raises nothing but DistStoreError."""
-    body = bytearray(encode_request(request)[LENGTH.size :])
+    body = bytearray(encode_request(request))
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     table = KeyValueTable(10_000)

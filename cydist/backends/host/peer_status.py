@@ -23,10 +23,13 @@ from types import FrameType
 from typing import NamedTuple
 
 from cydist.backends.host.addresses import SocketAddress
-from cydist.errors import DistError
+from cydist.errors import AuthenticationError, DistError
 from cydist.executor import THREADS
 from cydist.net import auth
+from cydist.net.acceptor import PendingPeer
+from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import family_of
+from cydist.net.records import HEAD_BYTES, OVERHEAD_BYTES, Records
 
 CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's comm id
@@ -122,18 +125,26 @@ def query(
             with socket.socket(family_of(place[0]), socket.SOCK_STREAM) as sock:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
                 sock.connect(place)
-                auth.authenticate_client(
+                handshake = auth.authenticate_client(
                     sock, channel=CHANNEL, job=job, claim=claim, secret=secret, deadline=deadline
                 )
-                return decode(_rest_of(sock, deadline))
+                return _opened(_rest_of(sock, deadline), handshake)
         except (OSError, DistError) as error:
             refusal = error
     raise refusal
 
 
+def _opened(data: bytes, handshake: ClientHandshake) -> PeerStatus:
+    """Return the report in the one record that a peer sends; what is cut off is no report."""
+    records = Records(handshake, MOST_REPORT_BYTES)
+    if len(data) < HEAD_BYTES or len(data) != HEAD_BYTES + records.open_head(data[:HEAD_BYTES]):
+        raise AuthenticationError(f"{handshake.there} sent a report that is not whole")
+    return decode(records.open_body(data[HEAD_BYTES:]))
+
+
 def _rest_of(sock: socket.socket, deadline: float) -> bytes:
     data = b""
-    while len(data) <= MOST_REPORT_BYTES:
+    while len(data) <= MOST_REPORT_BYTES + OVERHEAD_BYTES:
         sock.settimeout(max(0.01, deadline - time.monotonic()))
         part = sock.recv(MOST_REPORT_BYTES)
         if not part:
@@ -145,23 +156,18 @@ def _rest_of(sock: socket.socket, deadline: float) -> bytes:
 # Answering
 
 
-def answer(
-    sock: socket.socket,
-    proof: bytes,
-    claim: bytes,
-    rank: int,
-    of: Callable[[int], PeerStatus] | None,
-) -> None:
+def answer(peer: PendingPeer, rank: int, of: Callable[[int], PeerStatus] | None) -> None:
     """Complete the handshake with a member, send it the requested report, and hang up.
 
     of      comm_id -> this rank's report on that group
     """
     # The answering thread must go on connecting after any error.
-    with sock, contextlib.suppress(Exception):
-        _, destination, comm_id = CLAIM.unpack(claim)
+    with peer.sock, contextlib.suppress(Exception):
+        _, destination, comm_id = CLAIM.unpack(peer.handshake.claim)
         if destination == rank and of is not None:
+            record = Records(peer.handshake, MOST_REPORT_BYTES).seal(encode(of(comm_id)))
             # The report has some 8 KiB. An empty socket that does not take it is broken.
-            sock.send(proof + encode(of(comm_id)), socket.MSG_NOSIGNAL)
+            peer.sock.send(peer.unsent + record, socket.MSG_NOSIGNAL)
 
 
 def stacks(first: Sequence[int], others: bool) -> str:
