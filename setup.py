@@ -14,7 +14,10 @@ from setuptools.modified import newer_group
 # Files that a body may depend on. A change rebuilds everything, and listing them here puts them
 # into the sdist.
 INTERFACES = sorted(
-    glob("cydist/_native/*.pxd") + glob("src/**/*.pxd", recursive=True) + glob("src/kernels/*.h")
+    glob("cydist/_native/*.pxd")
+    + glob("src/**/*.pxd", recursive=True)
+    + glob("src/kernels/*.h")
+    + glob("src/vendor/**/*.[ch]", recursive=True)
 )
 
 MODULES = [

@@ -75,12 +75,21 @@ ctypedef struct CoopCopy:          # this rank's side of a message that both ran
     bint lost                   # on the receiver: a claimed piece will not be copied
 
 
+ctypedef struct FrameKeys:      # of one direction; see stream_auth.pxd
+    uint8_t header[16]
+    uint8_t payload[16]
+    uint64_t number             # of the next frame
+
+
 ctypedef struct Connection:     # one lane to one peer
     Net *net
     int peer
     int lane
     int state
     int fd                      # the socket; -1: through rings
+    FrameKeys sending           # of the socket; no key outlives it
+    FrameKeys receiving
+    bint forged                 # a frame is not the one that the peer sent
     bint local                  # the bytes go through rings
     Ring inbound                # made at the first write of either side
     Ring outbound
@@ -178,6 +187,7 @@ cdef enum Loss:                 # these values are shared with the other side of
     DIED = 1
     LEFT = 2
     BABBLED = 3                 # it sent invalid frames
+    FORGED = 4                  # a third party sent frames, or changed them; only over sockets
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

@@ -4,9 +4,11 @@ from libc.stdint cimport uint64_t
 from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Connection, Net
 
-# Take over a connected socket. Returns OK, or why it is not taken (CLOSED, PEER_LOST,
+# Take over a connected socket with the keys of its directions, 32 bytes each. Returns OK, or why it is not taken (CLOSED, PEER_LOST,
 # NO_MEMORY, or MISMATCH: there is one already).
-cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil
+cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
+               const char *receiving) noexcept nogil
+cdef void forget_keys(Connection *c) noexcept nogil
 # The stream is over. A peer that left on purpose is gone when all its lanes are.
 cdef void end_connection(Connection *c, int how) noexcept nogil
 # A local peer writes no more: read the rest first.

@@ -14,7 +14,7 @@ from cydist._native.abi cimport Fingerprint
 
 
 cdef enum:
-    MAGIC = 0x03645943          # "CYd", version 3; reads differently in another byte order
+    MAGIC = 0x04645943          # "CYd", version 4; reads differently in another byte order
 
 
 cdef enum FrameKind:            # the order is part of the wire format
@@ -36,7 +36,7 @@ cdef enum Answer:
     TAKEN = 4                   # the receiver has it: the send is complete
 
 
-ctypedef struct Header:         # of every frame; 96 bytes in the byte order of both hosts
+ctypedef struct Header:         # of every frame; 104 bytes in the byte order of both hosts
     uint32_t magic              # identifies version and byte order
     uint8_t kind
     uint8_t lane
@@ -45,6 +45,7 @@ ctypedef struct Header:         # of every frame; 96 bytes in the byte order of 
     uint64_t tag
     uint64_t nbytes             # bytes that follow; of an RTS: of the message
     uint64_t id
-    uint64_t other
+    uint64_t other              # of a control message over a socket: the tag of its bytes
     uint64_t released           # eager bytes of this connection handed to receives so far
     Fingerprint fingerprint
+    uint64_t auth               # over a socket: the tag of all this; see stream_auth.pxd

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mutation import mutated
 from transport_ranks import soon
-from wire_peer import EAGER, FINGERPRINT, HEADER, MAGIC, Wire, frame
+from wire_peer import CONTROL_MESSAGE, CONTROL_TAG, EAGER, FINGERPRINT, HEADER, MAGIC, Wire, frame
 
 from cydist import _native
 from cydist.errors import DistError, from_call_error
 
 pytestmark = pytest.mark.fuzz
 
-CONTROL_MESSAGE = struct.Struct("=6i2Q40s40s64s")
-CONTROL_TAG = (1 << 64) - 1
 PROBE, FAILED = 1, 2
 RANKS = [4, 7]
 
@@ -51,7 +47,7 @@ messages = st.builds(
 def told(message: bytes) -> bytes:
     """The frame that carries it."""
     head = HEADER.pack(
-        MAGIC, EAGER, 0, 0, 1, CONTROL_TAG, len(message), 0, 0, 0, bytes(FINGERPRINT.size)
+        MAGIC, EAGER, 0, 0, 1, CONTROL_TAG, len(message), 0, 0, 0, bytes(FINGERPRINT.size), 0
     )
     return head + message
 

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from wire_peer import KEYS
 
 from cydist import _native
 from cydist._native import kernels
@@ -42,8 +43,8 @@ class Ranks:
         for low in range(self.size):
             for high in range(low + 1, self.size):
                 ours, theirs = socket.socketpair()
-                links[low].adopt(high, 0, ours.detach())
-                links[high].adopt(low, 0, theirs.detach())
+                links[low].adopt(high, 0, ours.detach(), *KEYS)
+                links[high].adopt(low, 0, theirs.detach(), *KEYS[::-1])
         if transport == "shm":
             token = bytes(32)
             memory = [_native.SharedMemory.create(self.size, self.size << 24, token)]

@@ -7,15 +7,21 @@ import socket
 import struct
 
 import numpy as np
+from siphash import siphash
 from transport_ranks import Group, soon
 
 from cydist import _native
 
-# A header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint.
-HEADER = struct.Struct("=IBBH6Q40s")
+# A header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint; auth.
+HEADER = struct.Struct("=IBBH6Q40sQ")
 FINGERPRINT = struct.Struct("=QQBBBBiIIQ")
-MAGIC = 0x03645943
+MAGIC = 0x04645943
 EAGER, RTS, CTS, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = range(1, 9)
+CONTROL_TAG = 2**64 - 1
+CONTROL_MESSAGE = struct.Struct("=6i2Q40s40s64s")
+AUTH_BYTES = 8  # at a header's end
+# The keys of the two directions of a connection; its other side has them the other way round.
+KEYS = (bytes(range(32)), bytes(range(100, 132)))
 U8 = 3
 HELD_LIMIT = 300_000
 
@@ -28,8 +34,56 @@ def frame(kind: int, *, tag: int = 0, nbytes: int = 0, context: int = 1, **more:
     )
     return HEADER.pack(
         MAGIC, kind, 0, flags, context, tag, more.get("follow", nbytes), id, other, released,
-        fingerprint,
+        fingerprint, 0,
     )  # fmt: skip
+
+
+class FrameSealer:
+    """Gives the frames of a peer their tags, in whatever pieces they come.
+
+    A stream of frames that no rank sends is cut into frames as its receiver will cut it.
+    """
+
+    def __init__(self, keys: bytes = KEYS[1]) -> None:
+        self._keys = keys
+        self._number = 0
+        self._header = b""  # of the frame that begins
+        self._sent = 0  # bytes of it
+        self._payload = 0  # bytes of the last frame that are still to come
+
+    def __call__(self, said: bytes) -> bytes:
+        """Return what to send for `said`. Of a control message all bytes must be in it."""
+        out = b""
+        while said:
+            if self._payload:
+                out += said[: self._payload]
+                taken = min(len(said), self._payload)
+                self._payload -= taken
+                said = said[taken:]
+                continue
+            missing = HEADER.size - len(self._header)
+            self._header += said[:missing]
+            said = said[missing:]
+            if len(self._header) < HEADER.size:
+                ready = self._header[:-AUTH_BYTES][: HEADER.size - AUTH_BYTES]
+                out += ready[self._sent :]
+                self._sent = max(self._sent, len(ready))
+            else:
+                out += self._sealed(said)[self._sent :]
+                self._sent, self._header = 0, b""
+        return out
+
+    def _sealed(self, payload: bytes) -> bytes:
+        """Return the header that is complete, with its tag."""
+        fields = list(HEADER.unpack(self._header))
+        kind, nbytes = fields[1], fields[6]
+        if fields[5] == CONTROL_TAG and kind == EAGER and self._sent == 0:
+            fields[8] = siphash(self._keys[16:], payload[:nbytes])
+        covered = HEADER.pack(*fields)[:-AUTH_BYTES]
+        tag = siphash(self._keys[:16], self._number.to_bytes(8, "little") + covered)
+        self._number += 1
+        self._payload = nbytes if kind in (EAGER, DATA) else 0
+        return covered + tag.to_bytes(8, "little")
 
 
 class Wire:
@@ -39,7 +93,8 @@ class Wire:
         self.link = _native.TcpLink(0, 2, 1, HELD_LIMIT)
         ours, self.peer = socket.socketpair()
         ours.setblocking(False)
-        assert self.link.adopt(1, 0, ours.detach())
+        assert self.link.adopt(1, 0, ours.detach(), *KEYS)
+        self.seal = FrameSealer()
         self.group = Group(_native.Group(self.link, [0, 1], 0, 1))
         # Of a group to which nothing that is said belongs.
         aside = Group(_native.Group(self.link, [0, 1], 0, 2**64 - 3))
@@ -53,7 +108,7 @@ class Wire:
         """Send, as far as it is heard."""
         for piece in pieces:
             self.said += piece
-            left = memoryview(piece)
+            left = memoryview(self.seal(piece))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 while left:
                     with contextlib.suppress(BlockingIOError):

@@ -38,7 +38,7 @@ from cydist.backends.host.connect_attempt import (
 )
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 from cydist.net import auth
-from cydist.net.acceptor import Acceptor, HandshakeSocket, no_descriptor, with_remedy
+from cydist.net.acceptor import Acceptor, HandshakeSocket, PendingPeer, no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
 from cydist.waiting import LONGEST_WAIT, LoopGuard
@@ -241,12 +241,9 @@ class Connections:
         if key.data is self._acceptor:
             pending = self._acceptor.react(key.fileobj)
             if pending is not None and pending.handshake.channel == CHANNEL:
-                self._admit(pending.sock, pending.handshake.claim, pending.unsent)
+                self._admit(pending)
             elif pending is not None:
-                handshake, report = pending.handshake, self.status_of
-                peer_status.answer(
-                    pending.sock, pending.unsent, handshake.claim, self._rank, report
-                )
+                peer_status.answer(pending, self._rank, self.status_of)
         elif isinstance(key.data, ConnectAttempt):
             if self._attempts.get(key.data.key) is key.data and key.data.connecting is not None:
                 self._advance(key.data)
@@ -266,10 +263,11 @@ class Connections:
 
     # Incoming connections.
 
-    def _admit(self, sock: socket.socket, claim: bytes, proof: bytes) -> None:
+    def _admit(self, peer: PendingPeer) -> None:
         """Hand an authenticated connection to the link, or close it."""
         failpoint("connect")
-        lane = self._lane_of(claim)
+        sock, proof = peer.sock, peer.unsent
+        lane = self._lane_of(peer.handshake.claim)
         if lane is None:
             sock.close()
             return
@@ -280,7 +278,7 @@ class Connections:
             taken = False
         if not taken:
             sock.close()
-        elif self._hand_over(lane, sock):
+        elif self._hand_over(lane, peer):
             own = self._attempts.get(lane)
             if own is not None:
                 self._drop(own)
@@ -299,13 +297,14 @@ class Connections:
             return None
         return source, lane
 
-    def _hand_over(self, lane: Key, sock: socket.socket) -> bool:
-        """Give the socket to the link. Returns False if the link did not want it; it is closed
-        then."""
+    def _hand_over(self, lane: Key, connected: HandshakeSocket) -> bool:
+        """Give the socket and its keys to the link. Returns False if the link did not want the
+        socket; it is closed then."""
+        sock = connected.sock
         try:
             set_options(sock)
             # Not a duplicate, since there may be no descriptor left for one.
-            if self.link.adopt(*lane, sock.fileno()):
+            if self.link.adopt(*lane, sock.fileno(), *connected.handshake.keys(b"frames")):
                 sock.detach()
                 return True
         except (OSError, MemoryError):
@@ -391,7 +390,7 @@ class Connections:
             if connecting.handshake.done:
                 attempt.connecting = None
                 self._selector.unregister(connecting.sock)
-                self._hand_over(attempt.key, connecting.sock)
+                self._hand_over(attempt.key, connecting)
                 self._drop(attempt)
         except AuthenticationError as error:
             self._give_up(attempt, str(error))

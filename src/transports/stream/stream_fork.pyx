@@ -8,6 +8,7 @@ from cydist._native.linux cimport (
     pthread_mutex_unlock,
 )
 from cydist._native.shm_peers cimport close_local_peers
+from cydist._native.stream_peers cimport forget_keys
 from cydist._native.stream cimport LIVE, WANTED, Net
 
 cdef extern from "<fcntl.h>" nogil:
@@ -118,6 +119,7 @@ cdef void abandon_net(Net *net) noexcept nogil:
         if net.connections[i] != NULL and net.connections[i].state == LIVE:
             if net.connections[i].fd >= 0:
                 close(net.connections[i].fd)
+            forget_keys(net.connections[i])
             net.connections[i].state = WANTED
     close_descriptors(net)
 

@@ -35,13 +35,14 @@ from cydist._native.stream_progress cimport (
     ensure_background, poll_once, progress, stop_background, wait,
 )
 from cydist._native.stream cimport (
-    BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Outgoing,
+    BABBLED, DIED, FORGED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Outgoing,
 )
 from cydist._native.sync cimport PAUSE_US, SPINS, cores, load_int
 
 cdef enum:
     HELD_LIMIT = 67108864       # bytes of short messages that a peer may have under way to it
     TESTS_PER_FOREIGN = 4
+    KEY_BYTES = 32              # of one direction of a connection
     LINGER_NS = 1000000000      # the longest that close() waits for its last bytes to arrive
 
 
@@ -332,6 +333,10 @@ cdef class MessageLink(Link):
         if self.net.lost[peer] == BABBLED:
             return ("it sent what no rank sends, so its connection was closed: its bytes were "
                     "damaged on the way, or it runs another version of cydist")
+        if self.net.lost[peer] == FORGED:
+            return ("its connection was closed, because it was tampered with: a frame is not the "
+                    "one that was sent. Somebody between the hosts, who does not know the job's "
+                    "secret, drops, adds or changes frames, or the network damaged one")
         return ""
 
     def left(self, int peer):
@@ -390,17 +395,23 @@ cdef class TcpLink(MessageLink):
             c = c.next_wanted
         return asked
 
-    def adopt(self, int peer, int lane, int fd):
-        """Take over a connected, authenticated, non-blocking socket.
+    def adopt(self, int peer, int lane, int fd, bytes sending not None, bytes receiving not None):
+        """Take over a connected, authenticated, non-blocking socket, and the keys of its frames.
+
+        sending, receiving  32 bytes each, this side's and the peer's; the peer has them swapped
 
         Returns whether the link took it; otherwise the caller closes it: there is a
         connection for this peer and lane already, the peer is lost, or the link is closed.
         """
         cdef int status
+        cdef const char *ours = sending
+        cdef const char *theirs = receiving
         self.check(peer, lane)
+        if len(sending) != KEY_BYTES or len(receiving) != KEY_BYTES:
+            raise ValueError(f"keys of {len(sending)} and {len(receiving)} bytes, not {KEY_BYTES}")
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-            status = adopt(self.net, peer, lane, fd)
+            status = adopt(self.net, peer, lane, fd, ours, theirs)
             pthread_mutex_unlock(&self.net.lock)
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the connection to rank {peer}")

@@ -5,7 +5,7 @@ from cydist._native.abi cimport ANY_SOURCE, CONTROL_TAG, PEER_LOST, Request, Com
 from cydist._native.matching cimport (
     Item, any_posted, free_item, group_rank, note_farewell, remove,
 )
-from cydist._native.stream cimport BABBLED, DIED, Net
+from cydist._native.stream cimport LEFT, Net
 from cydist._native.stream_send cimport finish_request, send_control, lane_of
 from cydist._native.wire cimport FAREWELL
 
@@ -31,7 +31,7 @@ cdef bint all_have_left(const Net *net, const Comm *t, uint64_t tag) noexcept no
 cdef int dead_member(const Net *net, const Comm *t) noexcept nogil:
     cdef int i
     for i in range(t.size):
-        if net.lost[t.peers[i]] == DIED or net.lost[t.peers[i]] == BABBLED:
+        if net.lost[t.peers[i]] != 0 and net.lost[t.peers[i]] != LEFT:
             return i
     return -1
 

@@ -1,7 +1,7 @@
 """Connect, lose and leave peers: sockets and rings are taken over, lost, and closed."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
 from cydist._native.stream_recv cimport abandon_coop_copy, on_readable, withdraw_recv
@@ -24,7 +24,7 @@ from cydist._native.shm_peers cimport LocalPeers, has_ended, notify_all
 from cydist._native.shm_ring cimport NO_RINGS, pair_entry, close_writer
 from cydist._native.stream cimport (
     ARRIVING, FOREIGN, DIED, ENDED, FILLING, LEFT, LIVE, RTS_ARRIVED, POSTED, PULLING,
-    STAGING_BYTES, Connection, Incoming, Net, Outgoing, incoming,
+    STAGING_BYTES, Connection, FrameKeys, Incoming, Net, Outgoing, incoming,
 )
 from cydist._native.stream_liveness cimport end_stranded
 from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
@@ -34,7 +34,8 @@ cdef enum:
     DISCARDS = 128              # most reads of unwanted bytes when this rank leaves
 
 
-cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
+cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
+               const char *receiving) noexcept nogil:
     cdef Connection *c
     cdef epoll_event event
     if net.closed:
@@ -54,11 +55,21 @@ cdef int adopt(Net *net, int peer, int lane, int fd) noexcept nogil:
     if epoll_ctl(net.epoll, EPOLL_CTL_ADD, fd, &event) != 0:
         return NO_MEMORY
     c.fd = fd
+    memcpy(c.sending.header, sending, sizeof(c.sending.header))
+    memcpy(c.sending.payload, sending + sizeof(c.sending.header), sizeof(c.sending.payload))
+    memcpy(c.receiving.header, receiving, sizeof(c.receiving.header))
+    memcpy(c.receiving.payload, receiving + sizeof(c.receiving.header),
+           sizeof(c.receiving.payload))
     c.state = LIVE
     net.live += 1
     net.made += 1
     on_writable(c)
     return OK
+
+
+cdef void forget_keys(Connection *c) noexcept nogil:
+    memset(&c.sending, 0, sizeof(FrameKeys))
+    memset(&c.receiving, 0, sizeof(FrameKeys))
 
 
 cdef void close_socket(Connection *c) noexcept nogil:
@@ -68,6 +79,7 @@ cdef void close_socket(Connection *c) noexcept nogil:
             epoll_ctl(c.net.epoll, EPOLL_CTL_DEL, c.fd, &unused)
             close(c.fd)
             c.fd = -1
+            forget_keys(c)
         if c.local:
             forget_process(c)
             close_writer(c.net.shm, c.net.shm.place[c.peer], &c.outbound, DIED)

@@ -26,8 +26,9 @@ from cydist._native.stream_liveness cimport (
     ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member,
 )
 from cydist._native.shm_ring cimport readable_bytes, advance_read
+from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream cimport (
-    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, LEFT, RTS_ARRIVED,
+    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT, RTS_ARRIVED,
     POSTED, PULLING, STAGING_BYTES, Connection, Incoming, Net, incoming,
 )
 from cydist._native.wire cimport (
@@ -342,6 +343,9 @@ cdef bint begin_frame(Connection *c) noexcept nogil:
     """Act on a header. False: the frame is not one that a peer sends."""
     cdef const Header *h = &c.header
     cdef int kind = h.kind
+    if not c.local and not header_is_authentic(c):
+        c.forged = True
+        return False
     if h.magic != MAGIC or h.lane != c.lane or c.said_goodbye or h.released > c.sent:
         return False
     if h.released > c.credited:
@@ -364,27 +368,46 @@ cdef bint begin_frame(Connection *c) noexcept nogil:
     return CREDIT >= kind >= CTS or kind == GOODBYE or kind == FAREWELL
 
 
-cdef void end_frame(Connection *c) noexcept nogil:
+cdef bint is_authentic(Connection *c, const Item *item, uint64_t tag) noexcept nogil:
+    """Check the bytes of a message that is complete, before a request can see them."""
+    cdef const char *data = item.data
+    if data == NULL and item.request != NULL:
+        data = item.request.ptr
+    if c.local or item.tag != CONTROL_TAG or data == NULL:
+        return True
+    c.forged = not payload_is_authentic(c, tag, data, item.nbytes)
+    return not c.forged
+
+
+cdef bint end_frame(Connection *c) noexcept nogil:
+    """Account for a whole frame. False: its bytes are not the ones that the peer sent."""
     cdef Item *item = c.filling
     cdef Incoming *more
-    c.filling = NULL
-    c.sink = NULL
     if item == NULL:
-        return
+        c.sink = NULL
+        return True
     more = incoming(item)
-    if more.stage == ARRIVING:
-        more.stage = ARRIVED
-        return
     if more.stage == PULLING:
         more.got += c.header.nbytes
+        if more.got == item.nbytes and not is_authentic(c, item, more.theirs):
+            return False
+    elif not is_authentic(c, item, c.header.other):
+        return False
+    c.filling = NULL
+    c.sink = NULL
+    if more.stage == ARRIVING:
+        more.stage = ARRIVED
+        return True
+    if more.stage == PULLING:
         if more.got != item.nbytes:
-            return
+            return True
         remove_from_ring(&c.pulling, item)
     elif item.data != NULL and item.request != NULL:
         copy(item.request.ptr, item.data, item.nbytes)
     if item.request != NULL:
         finish_request(c.net, item.request, OK)
     free_item(item)
+    return True
 
 
 cdef bint parse(Connection *c, const char *data, size_t nbytes) noexcept nogil:
@@ -395,28 +418,26 @@ cdef bint parse(Connection *c, const char *data, size_t nbytes) noexcept nogil:
             part = min(nbytes, c.to_read)
             if c.sink != NULL:
                 copy(c.sink, data, part)
-            on_bytes_read(c, part)
+            if not on_bytes_read(c, part):
+                return False
         else:
             part = min(nbytes, sizeof(Header) - c.header_read)
             memcpy(<char *>&c.header + c.header_read, data, part)
             c.header_read += part
             if c.header_read == sizeof(Header):
                 c.header_read = 0
-                if not begin_frame(c):
+                if not begin_frame(c) or (c.to_read == 0 and not end_frame(c)):
                     return False
-                if c.to_read == 0:
-                    end_frame(c)
         data += part
         nbytes -= part
     return True
 
 
-cdef void on_bytes_read(Connection *c, size_t nbytes) noexcept nogil:
+cdef bint on_bytes_read(Connection *c, size_t nbytes) noexcept nogil:
     c.to_read -= nbytes
     if c.sink != NULL:
         c.sink += nbytes
-    if c.to_read == 0:
-        end_frame(c)
+    return c.to_read != 0 or end_frame(c)
 
 
 cdef int on_readable(Connection *c) noexcept nogil:
@@ -476,9 +497,10 @@ cdef int read_socket(Connection *c) noexcept nogil:
             return LEFT if c.said_goodbye else DIED
         if direct != 0:
             direct = min(direct, <size_t>got)
-            on_bytes_read(c, direct)
+            if not on_bytes_read(c, direct):
+                return FORGED
         if not parse(c, c.net.staging, <size_t>got - direct):
-            return BABBLED
+            return FORGED if c.forged else BABBLED
         if c.to_read != 0:
             reach(RECV_MID)
         if <size_t>got < room:

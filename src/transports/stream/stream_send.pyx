@@ -20,6 +20,7 @@ from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
 from cydist._native.shm_ring cimport (
     NO_RINGS, find_rings, make_rings, pair_entry, request_space, write_ring,
 )
+from cydist._native.stream_auth cimport seal_header, seal_payload
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Outgoing,
 )
@@ -109,6 +110,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     cdef bint halved = armed == SEND_MID
     if header_sent == 0:
         header.released = c.reported = c.released
+        if not c.local:
+            seal_header(c, header)
     if halved and nbytes != 0:
         nbytes //= 2
     elif halved:
@@ -123,6 +126,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
         if c.local:
             c.over = BABBLED
         return 0
+    if header_sent == 0 and written != 0:
+        c.sending.number += 1
     if halved and written != 0:
         reach(SEND_MID)
     return <size_t>written
@@ -160,6 +165,8 @@ cdef void on_writable(Connection *c) noexcept nogil:
     cdef Outgoing *out
     while c.out != NULL and not c.broken:
         out = c.out
+        if out.header_sent == 0 and not c.local:
+            seal_payload(c, &out.header, out.data, out.left)
         advance(out, write_some(c, &out.header, out.header_sent, out.data, out.frame_left))
         if out.header_sent < sizeof(Header) or out.frame_left != 0:
             # A thread that falls asleep asks for room; one asleep already has not seen this frame.
@@ -377,6 +384,8 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         header.id = net.names
         header.other = <uint64_t>r.ptr if c.local and not c.no_coop_copy else 0
     if c.state == LIVE and c.out == NULL and not c.broken:
+        if not c.local:
+            seal_payload(c, &header, r.ptr, r.nbytes)
         written = write_some(c, &header, 0, r.ptr, r.nbytes if eager else 0)
         if eager and written == charge:
             c.sent += charge
