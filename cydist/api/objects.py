@@ -4,7 +4,8 @@ Plain values and arrays travel in cydist's codec. Everything else is pickled, un
 init_process_group got allow_pickle=False or connections are not authenticated. All of these calls
 block. An object that cannot be encoded raises on its own rank, and a DistError that names the rank
 on all others. The group stays usable then, as it does after invalid bytes (DistBackendError) and
-after pickle where it is not allowed (TypeError). Sizes travel first: a rank that announces more
+after pickle where it is not allowed (TypeError), or an object that its sender did not send so
+(AuthenticationError, see object_tags.py). Sizes travel first: a rank that announces more
 than this host has memory for fails the group.
 """
 
@@ -24,6 +25,7 @@ from cydist.api import object_codec
 from cydist.api.arguments import root_rank
 from cydist.api.collectives import all_gather, broadcast, gather, scatter
 from cydist.api.dispatch import Timeout
+from cydist.api.object_tags import TO_ALL, ObjectTags
 from cydist.api.p2p import peer_rank, recv, send
 from cydist.api.process_groups import (
     AnyGroup,
@@ -39,6 +41,7 @@ from cydist.waiting import seconds
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MESSAGE = "send_object_list"  # what both sides of a message call it
 FAILED = -1  # sent in place of a size by a rank that could not encode its object
 
 
@@ -64,12 +67,20 @@ def _time_left(group: ProcessGroup, timeout: Timeout) -> Callable[[], float]:
 class _Encoded:
     """Objects of this rank as one array of bytes, or the error of encoding them."""
 
-    def __init__(self, values: list[Any], group: ProcessGroup) -> None:
+    def __init__(
+        self, values: list[Any], group: ProcessGroup, tags: ObjectTags, to: Sequence[int] = ()
+    ) -> None:
+        """Encode objects for the global ranks `to`, one each; without any, all for all ranks."""
         self.error: Exception | None = None
         parts: list[bytes] = []
+        me = group.ranks[group.rank()]
         try:
             allowed = _pickle_allowed(group)
             parts = [object_codec.encode(value, allow_pickle=allowed) for value in values]
+            parts = [
+                tags.seal(part, me, to[place] if to else TO_ALL, place)
+                for place, part in enumerate(parts)
+            ]
         except Exception as error:  # pickle raises anything; it is raised again after the call
             self.error = error
         self.sizes = np.array(
@@ -81,12 +92,17 @@ class _Encoded:
         """Raise if rank `rank`, whose sizes these are, could not encode its objects."""
         if self.error is not None:
             raise self.error
-        if (sizes < 0).any():
-            raise DistBackendError(
-                f"{name}: rank {rank} could not encode its object; its own error says why",
-                op=name,
-                ranks=(rank,),
-            )
+        _check_sizes(name, sizes, rank)
+
+
+def _check_sizes(name: str, sizes: np.ndarray[Any, Any], rank: int) -> None:
+    """Raise if rank `rank`, whose sizes these are, could not encode its objects."""
+    if (sizes < 0).any():
+        raise DistBackendError(
+            f"{name}: rank {rank} could not encode its object; its own error says why",
+            op=name,
+            ranks=(rank,),
+        )
 
 
 def _one_call(call: Callable[P, T]) -> Callable[P, T]:
@@ -139,14 +155,18 @@ def _decode(
     sizes: np.ndarray[Any, Any],
     rank: int,
     group: ProcessGroup,
+    tags: ObjectTags,
+    to: int = TO_ALL,
+    first: int = 0,
 ) -> list[Any]:
-    """Return the objects that rank `rank` sent."""
+    """Return the objects that rank `rank` sent to rank `to`, from place `first` of its list on."""
     ends, allowed = np.cumsum(sizes), _pickle_allowed(group)
+    parts = [
+        tags.open(data[end - size : end].data, rank, to, first + place)
+        for place, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True))
+    ]
     try:
-        return [
-            object_codec.decode(data[end - size : end].data, allow_pickle=allowed)
-            for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
-        ]
+        return [object_codec.decode(part, allow_pickle=allowed) for part in parts]
     except object_codec.CodecError as error:
         raise DistBackendError(
             f"{name}: what rank {rank} sent is no object: {error}", op=name, ranks=(rank,)
@@ -167,7 +187,9 @@ def all_gather_object(
     group, left = chosen, _time_left(chosen, timeout)
     p = chosen.size()
     _check_length(name, "object_list", object_list, p)
-    mine = _Encoded([obj], chosen)
+    tags = ObjectTags(chosen, name)
+    mine = _Encoded([obj], chosen, tags)
+    tags.count()
     sizes = np.empty((p, 1), np.int64)
     all_gather(list(sizes), mine.sizes, group, timeout=left())
     _check_all(mine, name, sizes, chosen)
@@ -177,7 +199,8 @@ def all_gather_object(
         if rank == chosen.rank():
             object_list[rank] = obj
         else:
-            object_list[rank] = _decode(name, block, sizes[rank], chosen.ranks[rank], chosen)[0]
+            sender = chosen.ranks[rank]
+            object_list[rank] = _decode(name, block, sizes[rank], sender, chosen, tags)[0]
 
 
 @_one_call
@@ -201,7 +224,9 @@ def broadcast_object_list(
     _check_list(name, object_list)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     here = chosen.rank() == root
-    mine = _Encoded(object_list if here else [], chosen)
+    tags = ObjectTags(chosen, name)
+    mine = _Encoded(object_list if here else [], chosen, tags)
+    tags.count()
     length = np.array([len(object_list)], np.int64)
     broadcast(length, group=group, group_src=root, timeout=left())
     sender = chosen.ranks[root]
@@ -216,7 +241,7 @@ def broadcast_object_list(
             f"{sender}"
         )
     if not here:
-        object_list[:] = _decode(name, data, sizes, sender, chosen)
+        object_list[:] = _decode(name, data, sizes, sender, chosen, tags)
 
 
 @_one_call
@@ -244,7 +269,9 @@ def gather_object(
         _check_length(name, "object_gather_list", object_gather_list, p)
     elif object_gather_list is not None:
         raise ValueError(f"{name}: object_gather_list must be None except on dst")
-    mine = _Encoded([obj], chosen)
+    tags, receiver = ObjectTags(chosen, name), chosen.ranks[root]
+    mine = _Encoded([obj], chosen, tags, [receiver])
+    tags.count()
     sizes = np.empty((p, 1), np.int64)
     all_gather(list(sizes), mine.sizes, group, timeout=left())
     _check_all(mine, name, sizes, chosen)
@@ -254,7 +281,9 @@ def gather_object(
         for rank, block in enumerate(blocks):
             sender = chosen.ranks[rank]
             object_gather_list[rank] = (
-                obj if rank == root else _decode(name, block, sizes[rank], sender, chosen)[0]
+                obj
+                if rank == root
+                else _decode(name, block, sizes[rank], sender, chosen, tags, receiver)[0]
             )
 
 
@@ -286,7 +315,9 @@ def scatter_object_list(
     if chosen.rank() == root:
         _check_length(name, "scatter_object_input_list", scatter_object_input_list, chosen.size())
         values = list(scatter_object_input_list or ())
-    mine = _Encoded(values, chosen)
+    tags = ObjectTags(chosen, name)
+    mine = _Encoded(values, chosen, tags, chosen.ranks)
+    tags.count()
     sizes = mine.sizes if values else np.empty(chosen.size(), np.int64)
     broadcast(sizes, group=group, group_src=root, timeout=left())
     sender = chosen.ranks[root]
@@ -295,8 +326,11 @@ def scatter_object_list(
     (block,) = _blocks(name, own.tolist(), [sender], chosen)
     parts = np.split(mine.data, np.cumsum(sizes)[:-1]) if values else None
     scatter(block, parts, group=group, group_src=root, timeout=left())
+    here = chosen.rank()
     scatter_object_output_list[0] = (
-        values[root] if values else _decode(name, block, own, sender, chosen)[0]
+        values[root]
+        if values
+        else _decode(name, block, own, sender, chosen, tags, chosen.ranks[here], here)[0]
     )
 
 
@@ -318,9 +352,12 @@ def send_object_list(
     group, left = chosen, _time_left(chosen, timeout)
     peer = peer_rank(chosen, name, "dst", dst, group_dst)
     _check_list(name, object_list)
-    mine = _Encoded(object_list, chosen)
+    receiver = chosen.ranks[peer]
+    tags = ObjectTags(chosen, MESSAGE, chosen.ranks[chosen.rank()], receiver)
+    mine = _Encoded(object_list, chosen, tags, [receiver] * len(object_list))
     head = np.array([len(object_list)], np.int64)
     send(head, group=group, group_dst=peer, timeout=left())
+    tags.count()
     send(mine.sizes, group=group, group_dst=peer, timeout=left())
     if mine.error is not None:
         raise mine.error
@@ -352,16 +389,19 @@ def recv_object_list(
     _check_list(name, object_list)
     head = np.empty(1, np.int64)
     source = recv(head, src, group, group_src=group_src, timeout=left())
+    receiver = chosen.ranks[chosen.rank()]
+    tags = ObjectTags(chosen, MESSAGE, source, receiver)
+    tags.count()
     sizes = _sizes(name, head, source, chosen)
     recv(sizes, source, group, timeout=left())
-    _Encoded([], chosen).check(name, sizes, source)
+    _check_sizes(name, sizes, source)
     (data,) = _blocks(name, [sum(sizes.tolist())], [source], chosen)
     recv(data, source, group, timeout=left())
     if head[0] != len(object_list):
         raise ValueError(
             f"{name}: object_list has {len(object_list)} entries, and rank {source} sent {head[0]}"
         )
-    object_list[:] = _decode(name, data, sizes, source, chosen)
+    object_list[:] = _decode(name, data, sizes, source, chosen, tags, receiver)
     return source
 
 

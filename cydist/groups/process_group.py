@@ -127,6 +127,8 @@ class ProcessGroup:
         self._failed: BaseException | None = None
         self._destroyed = False
         self.with_it: list[Callable[[], None]] = []  # objects to end with this group
+        # Calls on objects so far: messages by (sender, receiver), collectives by None.
+        self.object_calls: dict[tuple[int, int] | None, int] = {}
         self._pid = os.getpid()
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cydist.errors import DistError, DistNetworkError, MismatchError, RendezvousError
@@ -75,6 +76,13 @@ class World:
         self.made_locally: dict[tuple[int, ...], int] = {}
         self.prefix = ""  # in the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
+
+    @cached_property
+    def object_key(self) -> bytes:
+        """Return the key of the tags of objects: of this start of the job and no other."""
+        from cydist.net import auth  # jobs on one host without sockets need no secret
+
+        return auth.hkdf(auth.secret(), self.store.nonce, b"objects")
 
     def release(self) -> None:
         """Leave the job's store at the end of the job. If the store is the user's, leave the

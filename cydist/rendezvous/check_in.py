@@ -110,7 +110,8 @@ def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, n
     if wrong := differences(asked, range(world_size), "rendezvous"):
         ranks_store.set("job", _DIFFER + wrong.encode())
         raise RendezvousError(wrong)
-    ranks_store.set("job", _COMPLETE + os.urandom(16).hex().encode())
+    ranks_store.nonce = os.urandom(16).hex().encode()
+    ranks_store.set("job", _COMPLETE + ranks_store.nonce)
 
 
 def _await_verdict(
@@ -128,6 +129,7 @@ def _await_verdict(
             raise _unresponsive(error, ranks_store.holder) from error
         raise _failed(ranks_store, _missing(ranks_store, world_size), world_size, number) from error
     _apply_verdict(verdict, world_size, number)
+    ranks_store.nonce = verdict.removeprefix(_COMPLETE)
 
 
 def _failed(

@@ -48,6 +48,7 @@ class MembershipStore(PrefixStore):
     ) -> None:
         super().__init__(prefix, store)
         self.holder = holder
+        self.nonce = b""  # of this meeting, random and the same on all ranks, once all are here
         # The number with which a rank joined -> its number now.
         self._members = {rank: rank for rank in members}
         self._what = what

@@ -7,6 +7,7 @@ import pytest
 
 import cydist as dist
 from cydist.api import object_codec
+from cydist.api.object_tags import TO_ALL, ObjectTags
 from cydist.testing.contract import Job, Jobs
 
 
@@ -134,10 +135,14 @@ def test_bytes_that_are_no_object_name_their_sender(jobs: Jobs, backend: str) ->
 
     def body(rank: int) -> Any:
         if rank == 1:
-            dist.all_gather([np.zeros(1, np.int64) for _ in range(2)], np.array([3]))
-            theirs = len(object_codec.encode(0, allow_pickle=False))
-            outputs = [np.zeros(theirs, np.uint8), np.zeros(3, np.uint8)]
-            dist.all_gather(outputs, np.frombuffer(b"\x00xx", np.uint8).copy())
+            group = dist.group.WORLD
+            assert group is not None
+            tags = ObjectTags(group.as_host_group(), "all_gather_object")
+            tags.count()
+            ours = np.frombuffer(bytearray(tags.seal(b"\x00xx", 1, TO_ALL, 0)), np.uint8)
+            theirs = len(object_codec.encode(0, allow_pickle=False)) + tags.tag_bytes
+            dist.all_gather([np.zeros(1, np.int64) for _ in range(2)], np.array([len(ours)]))
+            dist.all_gather([np.zeros(theirs, np.uint8), np.zeros_like(ours)], ours)
         else:
             with pytest.raises(dist.DistBackendError, match="rank 1 sent is no object: unknown"):
                 dist.all_gather_object([None] * 2, 0)
