@@ -135,6 +135,7 @@ cdef class Group:
         if not self.asked_for_windows and self.open:
             self.asked_for_windows = True
             self.link.open_windows(&self.view)
+            store_int(&self.control_plane.windows_open, self.view.windows != NULL)
         return self.view.windows != NULL
 
     @property
