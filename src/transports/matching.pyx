@@ -5,6 +5,7 @@ from libc.string cimport memcmp, memset
 from cydist._native.abi cimport (
     ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, CONTROL_TAG, NO_MEMORY, OK, SEQUENCE_SHIFT,
 )
+from cydist._native.sync cimport store_u64
 
 cdef enum:
     ROWS = 64                   # by context, so that closing a group searches one row
@@ -322,8 +323,9 @@ cdef Comm *note_farewell(Queues *q, uint64_t comm_id, int peer,
     cdef int rank = group_rank(item.view, peer)
     if rank < 0 or rank == item.view.rank:
         return NULL
-    item.view.farewells[rank] |= lanes
-    item.view.farewells[item.view.rank] = 1
+    # Other threads read it without the lock.
+    store_u64(&item.view.farewells[rank], item.view.farewells[rank] | lanes)
+    store_u64(&item.view.farewells[item.view.rank], 1)
     return item.view
 
 
