@@ -8,6 +8,8 @@ Everything here is `noexcept nogil` C. Errors are data: a function returns a
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from cydist._native.sync cimport load_u64
+
 
 cdef enum Status:           # 0, or negative; cydist/errors.py names the class
     OK = 0
@@ -345,7 +347,8 @@ ctypedef int (*Algorithm)(Comm *t, Call *c) noexcept nogil
 
 # Return whether this member left the group while the link goes on; of this rank: whether any did.
 cdef inline bint has_left(const Comm *t, int rank) noexcept nogil:
-    return t.farewells != NULL and t.farewells[rank] != 0
+    # What the peer did before its notice is seen after this: find_departed looks for it.
+    return t.farewells != NULL and load_u64(&t.farewells[rank]) != 0
 
 
 # The clock of every deadline: CLOCK_MONOTONIC, in nanoseconds.

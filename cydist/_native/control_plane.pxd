@@ -49,6 +49,7 @@ ctypedef struct ControlPlane:
     ControlMessage failure
     Request receive             # for the next control message; always posted
     ControlMessage inbox
+    int windows_open            # the group's windows are there, for all threads of this rank
     bint listening
     bint closed                 # no request is posted any more
     uint64_t entered            # number of the current, or last, call

@@ -1,5 +1,8 @@
 """Places in compiled code where a test can stop or end this process."""
 
+from cydist._native.sync cimport glance_int
+
+
 cdef enum Point:            # POINTS in the body names them, in this order
     NOWHERE = 0
     ENTER = 1               # a collective has begun, nothing is sent
@@ -17,5 +20,5 @@ cdef void hit() noexcept nogil
 
 
 cdef inline void reach(int point) noexcept nogil:
-    if armed == point:
+    if glance_int(&armed) == point:
         hit()

@@ -25,6 +25,10 @@ cdef extern from *:
     static inline void cydist_store_int(volatile int *p, int v) {
         __atomic_store_n(p, v, __ATOMIC_RELEASE);
     }
+    /* Without order, for words that only tests change. */
+    static inline int cydist_glance_int(const int *p) {
+        return __atomic_load_n(p, __ATOMIC_RELAXED);
+    }
     static inline int cydist_exchange_int(int *p, int v) {
         return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
     }
@@ -90,6 +94,7 @@ cdef extern from *:
     """
     int load_int "cydist_load_int"(const volatile int *p) noexcept nogil
     void store_int "cydist_store_int"(volatile int *p, int v) noexcept nogil
+    int glance_int "cydist_glance_int"(const int *p) noexcept nogil
     int exchange_int "cydist_exchange_int"(int *p, int v) noexcept nogil
     uint32_t load_u32 "cydist_load_u32"(const uint32_t *p) noexcept nogil
     uint64_t load_u64 "cydist_load_u64"(const uint64_t *p) noexcept nogil

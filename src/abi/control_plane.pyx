@@ -85,6 +85,7 @@ cdef void close_control_plane(ControlPlane *n, Comm *t) noexcept nogil:
     cdef Probe *sent
     lock(n)
     n.closed = True
+    store_int(&n.windows_open, 0)
     if n.listening:
         withdraw(t, &n.receive)
         n.listening = False
@@ -201,7 +202,9 @@ cdef void drain_inbox(ControlPlane *n, Comm *t) noexcept nogil:
 
 
 cdef inline bint failure_announced(Comm *t) noexcept nogil:
-    return t.windows != NULL and load_u64(&t.windows.of[t.rank].flags.failure_coming) != 0
+    # A thread with a message may be the one that did not open the windows.
+    return (load_int(&(<ControlPlane *>t.control).windows_open) != 0
+            and load_u64(&t.windows.of[t.rank].flags.failure_coming) != 0)
 
 
 cdef int poll_now(ControlPlane *n, Comm *t) noexcept nogil:
@@ -229,7 +232,7 @@ cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
         patiently(c)
         lock(n)
     # Polling for messages takes a system call; in windows a flag says whether there are any.
-    if t.windows == NULL or failure_announced(t):
+    if load_int(&n.windows_open) == 0 or failure_announced(t):
         patiently(c)
         drain_inbox(n, t)
         if t.left_over != NULL and t.left_over(t, call.seq, &stray):
@@ -357,7 +360,7 @@ cdef void send_failure(ControlPlane *n, Comm *t) noexcept nogil:
         status = t.send(t, &n.failure_sends[i])
         if status != OK:
             n.failure_sends[i].status = status
-        if t.windows != NULL:
+        if load_int(&n.windows_open) != 0:
             store_u64(&t.windows.of[i].flags.failure_coming, 1)
 
 

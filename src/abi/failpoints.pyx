@@ -2,7 +2,10 @@
 
 None is armed unless CYDIST_FAILPOINT asks for one; a place then costs one comparison.
 """
+from libc.stdint cimport uint32_t
 from libc.signal cimport SIGKILL, SIGSTOP, raise_ as raise_signal
+
+from cydist._native.sync cimport add_u32, load_int, store_int
 
 cdef extern from "<unistd.h>" nogil:
     void leave "_exit"(int)
@@ -14,17 +17,15 @@ cdef enum:
     EXIT_CODE = 70
 
 cdef int action
-cdef long passes            # how often the place is still passed without effect
+cdef uint32_t passes        # how often the place is still to be reached
 
 armed = NOWHERE
 
 
 cdef void hit() noexcept nogil:
-    global armed, passes
-    if passes > 0:
-        passes -= 1
+    if load_int(&armed) == NOWHERE or add_u32(&passes, <uint32_t>-1) != 0:
         return
-    armed = NOWHERE
+    store_int(&armed, NOWHERE)
     if action == 0:
         raise_signal(SIGKILL)
     elif action == 1:
@@ -39,9 +40,9 @@ def arm(str spec not None):
 
     Raises ValueError for a point or an action that does not exist.
     """
-    global armed, action, passes
+    global action, passes
     if not spec:
-        armed = NOWHERE
+        store_int(&armed, NOWHERE)
         return
     point, _, rest = spec.partition(":")
     what, _, nth = rest.partition(":")
@@ -50,8 +51,8 @@ def arm(str spec not None):
             f"{spec!r} is no failpoint: POINT:ACTION[:N], where POINT is one of "
             f"{', '.join(POINTS[1:])} and ACTION one of {', '.join(ACTIONS)}")
     action = ACTIONS.index(what)
-    passes = int(nth or 1) - 1
-    armed = POINTS.index(point)
+    passes = max(int(nth or 1), 1)
+    store_int(&armed, POINTS.index(point))
 
 
 def failpoint(str point not None):

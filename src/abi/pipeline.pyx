@@ -3,7 +3,8 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ABORTED, ANY_SOURCE, MISMATCH, OK, PENDING, TIMEOUT, Fingerprint, Head, head_of, now_ns,
+    ABORTED, ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, OK, PENDING, TIMEOUT, Fingerprint, Head, head_of,
+    now_ns,
 )
 from cydist._native.sync cimport load_int, load_u64
 
@@ -24,7 +25,7 @@ cdef int wait_and_ask(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
         ended = t.wait(t, r, now_ns() + patience)
         if ended != TIMEOUT:
             return ended
-        if t.windows != NULL and seen_in_window(t, r):
+        if r.tag & COLLECTIVE_TAG and t.windows != NULL and seen_in_window(t, r):
             return MISMATCH
         if r.peer == ANY_SOURCE:        # query all in turn; the wait ends when all have left
             asked = other_member(t, asked)

@@ -131,6 +131,7 @@ cdef class Group:
         if not self.asked_for_windows and self.open:
             self.asked_for_windows = True
             self.link.open_windows(&self.comm)
+            store_int(&self.control_plane.windows_open, self.comm.windows != NULL)
         return self.comm.windows != NULL
 
     @property

@@ -5,6 +5,7 @@ from libc.string cimport memcmp, memset
 from cydist._native.abi cimport (
     ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, CONTROL_TAG, NO_MEMORY, OK, SEQUENCE_SHIFT,
 )
+from cydist._native.sync cimport store_u64
 
 cdef enum:
     ROWS = 64                   # by comm id, so that closing a group searches one row
@@ -322,8 +323,9 @@ cdef Comm *note_farewell(Queues *q, uint64_t comm_id, int peer,
     cdef int rank = group_rank(item.comm, peer)
     if rank < 0 or rank == item.comm.rank:
         return NULL
-    item.comm.farewells[rank] |= lanes
-    item.comm.farewells[item.comm.rank] = 1
+    # Other threads read it without the lock.
+    store_u64(&item.comm.farewells[rank], item.comm.farewells[rank] | lanes)
+    store_u64(&item.comm.farewells[item.comm.rank], 1)
     return item.comm
 
 

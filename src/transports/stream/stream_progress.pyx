@@ -50,18 +50,24 @@ cdef enum:
     IDLE_NAPS = 8               # naps, each twice as long as the last, before the thread ends
 
 
-cdef void handle_events(Net *net, const epoll_event *events, int count) noexcept nogil:
+cdef bint handle_events(Net *net, const epoll_event *events, int count) noexcept nogil:
+    """Return whether there was more than a wake-up. The last thread to wake up takes it, because a
+    thread that the system has not resumed yet would sleep on without it."""
     cdef Connection *c
     cdef uint64_t unused
     cdef int i, how
+    cdef bint moved = False
     for i in range(count):
         c = <Connection *>events[i].data.ptr
         if c == NULL:
-            eventfd_read(net.wake, &unused)
+            if not (net.polling or net.background_polls):
+                eventfd_read(net.wake, &unused)
             continue
         if <void *>c == net:
-            drain_doorbell(net.shm)
+            if net.shm.asleep == 0:
+                drain_doorbell(net.shm)
             continue
+        moved = True
         if c.local:
             on_peer_events(net)
             if c.state == LIVE:
@@ -73,6 +79,7 @@ cdef void handle_events(Net *net, const epoll_event *events, int count) noexcept
             how = on_readable(c)
             if how != OK:
                 end_connection(c, how)
+    return moved
 
 
 cdef bint poll_local(Net *net) noexcept nogil:
@@ -124,13 +131,13 @@ cdef bint progress(Net *net) noexcept nogil:
     if net.foreign != NULL and net.shm == NULL:
         return moved                # no descriptor can report anything
     count = epoll_wait(net.epoll, events, EVENTS, 0)
-    handle_events(net, events, count)
-    return moved or count > 0
+    return handle_events(net, events, count) or moved
 
 
 cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept nogil:
     cdef epoll_event events[EVENTS]
     cdef bint local = net.shm != NULL
+    cdef bint moved
     cdef int count
     sleeping[0] = True
     if local:
@@ -143,8 +150,8 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
     sleeping[0] = False
     if local:
         end_sleep(net.shm)
-    handle_events(net, events, count)
-    return poll_local(net) or count > 0
+    moved = handle_events(net, events, count)
+    return poll_local(net) or moved
 
 
 cdef bint poll_foreign(Net *net) noexcept nogil:

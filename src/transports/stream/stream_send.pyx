@@ -25,7 +25,7 @@ from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Outgoing,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
-from cydist._native.sync cimport load_u64, store_int
+from cydist._native.sync cimport glance_int, load_u64, store_int
 
 
 # Circular lists, whose head is their oldest member.
@@ -107,7 +107,7 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     """Write as much of one frame as there is room for; return how many bytes."""
     cdef ssize_t written
     cdef size_t header_bytes = sizeof(Header) - header_sent
-    cdef bint halved = armed == SEND_MID
+    cdef bint halved = glance_int(&armed) == SEND_MID
     if header_sent == 0:
         header.released = c.reported = c.released
         if not c.local:
