@@ -4,10 +4,11 @@ from libc.stdint cimport uint64_t
 from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Connection, Net
 
-# Take over a connected socket with the keys of its directions, 32 bytes each. Returns OK, or why it is not taken (CLOSED, PEER_LOST,
-# NO_MEMORY, or MISMATCH: there is one already).
+# Take over a connected socket with the keys of its directions, 32 bytes each. Returns OK, or why
+# it is not taken (CLOSED, PEER_LOST, NO_MEMORY, or MISMATCH: there is one already).
 cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
                const char *receiving) noexcept nogil
+# Overwrite the keys of a connection that has ended.
 cdef void forget_keys(Connection *c) noexcept nogil
 # The stream is over. A peer that left on purpose is gone when all its lanes are.
 cdef void end_connection(Connection *c, int how) noexcept nogil

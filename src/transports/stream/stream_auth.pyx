@@ -1,7 +1,6 @@
 """Tags of frames; see stream_auth.pxd."""
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint64_t
-from libc.string cimport memcpy
 
 from cydist._native.abi cimport CONTROL_TAG
 from cydist._native.stream cimport Connection, FrameKeys

@@ -28,8 +28,8 @@ from cydist._native.stream_liveness cimport (
 from cydist._native.shm_ring cimport readable_bytes, advance_read
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream cimport (
-    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT, RTS_ARRIVED,
-    POSTED, PULLING, STAGING_BYTES, Connection, Incoming, Net, incoming,
+    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT,
+    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, Connection, Incoming, Net, incoming,
 )
 from cydist._native.wire cimport (
     CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, MAGIC, REFUSED, RTS, SEND, TAKEN,
