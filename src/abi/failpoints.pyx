@@ -7,7 +7,8 @@ from libc.signal cimport SIGKILL, SIGSTOP, raise_ as raise_signal
 cdef extern from "<unistd.h>" nogil:
     void leave "_exit"(int)
 
-POINTS = ("", "enter", "send.mid", "recv.mid", "wait", "leave", "rendezvous", "connect")
+POINTS = ("", "enter", "send.mid", "recv.mid", "wait", "leave", "rendezvous", "connect", "table",
+          "zero")
 ACTIONS = ("kill", "stop", "exit")
 
 cdef enum:

@@ -204,9 +204,10 @@ cdef class ScheduleRecorder:
         self.view.peers = self.peers
         self.view.comm_id = 1
         self.view.aborted = &self.aborted
+        cdef int peer = -1
         link.open_view(&self.view)
         self.link = link
-        link.open_windows(&self.view)
+        link.open_windows(&self.view, 0, &peer)
 
     def __dealloc__(self):
         if self.link is not None:
