@@ -88,6 +88,7 @@ ctypedef struct Connection:     # one lane to one peer
     Connection *next_local
     bint armed                  # epoll tells when there is room to write
     bint broken                 # nothing can be written any more
+    bint starved                # there was no memory for what it sent
     bint said_goodbye           # the peer has sent its departure notice
     Out *out                    # to be written, oldest first (a ring; NULL: empty)
     Out *offers                 # offered, not answered (a ring)
@@ -178,6 +179,7 @@ cdef enum Loss:                 # these values are shared with the other side of
     DIED = 1
     LEFT = 2
     BABBLED = 3                 # it sent invalid frames
+    STARVED = 4                 # this rank had no memory for a message; never shared
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

@@ -34,7 +34,7 @@ from cydist._native.stream_progress cimport (
     ensure_background, poll_once, progress, stop_background, wait,
 )
 from cydist._native.stream cimport (
-    BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Out,
+    BABBLED, DIED, LEFT, LIVE, STAGING_BYTES, STARVED, WANTED, Connection, Net, Out,
 )
 from cydist._native.sync cimport SPINS, cores, load_int
 
@@ -334,6 +334,8 @@ cdef class MessageLink(Link):
         if self.net.lost[peer] == BABBLED:
             return ("it sent what no rank sends, so its connection was closed: its bytes were "
                     "damaged on the way, or it runs another version of cydist")
+        if self.net.lost[peer] == STARVED:
+            return "this rank had no memory for a message from it, and closed the connection"
         return ""
 
     def left(self, int peer):

@@ -20,6 +20,7 @@ from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
 from cydist._native.shm_ring cimport (
     NO_RINGS, find_rings, make_rings, pair_entry, request_space, write_ring,
 )
+from cydist._native.stream_liveness cimport status_of_loss
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Out,
 )
@@ -355,7 +356,7 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     if net.closed:
         return CLOSED
     if net.lost[peer] != 0:
-        return PEER_LOST
+        return status_of_loss(net, peer)
     c = route_to(net, peer, r.tag)
     if c == NULL:
         return NO_MEMORY
