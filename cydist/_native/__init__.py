@@ -68,7 +68,7 @@ from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.mpi_link import MpiLink
 from cydist._native.overlap import overlapping
 from cydist._native.p2p import Message, irecv, isend
-from cydist._native.shm_heap import Heap, Held
+from cydist._native.shm_heap import Heap, Held, cgroup_left
 from cydist._native.shm_link import ShmLink
 from cydist._native.shm_memory import SharedMemory
 from cydist._native.shm_peers import LocalPeersHandle
@@ -106,6 +106,7 @@ __all__ = [
     "asarray",
     "combine_all",
     "empty",
+    "cgroup_left",
     "failpoint",
     "flatten_buffers",
     "forget_choices",

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from cydist import config
+from cydist._native import cgroup_left
 from cydist.api import object_codec
 from cydist.api.arguments import root_rank
 from cydist.api.collectives import all_gather, broadcast, gather, scatter
@@ -39,6 +40,7 @@ from cydist.waiting import seconds
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_UNCHECKED_BYTES = 1 << 24  # of objects, for which no limit of a cgroup is read
 FAILED = -1  # sent in place of a size by a rank that could not encode its object
 
 
@@ -115,6 +117,8 @@ def _blocks(
     size. Other ranks may go on, so the group fails.
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if sum(sizes) > _UNCHECKED_BYTES:
+        most = min(most, cgroup_left())
     try:
         if min(sizes) >= 0 and sum(sizes) <= most:
             return [np.empty(size, np.uint8) for size in sizes]
@@ -123,8 +127,9 @@ def _blocks(
     group.raise_pending_failure(name)
     size, sender = max(zip(sizes, senders, strict=True))
     error = DistBackendError(
-        f"{name}: rank {sender} announces {size} bytes, of {sum(sizes)} together; this host has "
-        f"{most}, or less that is free. The group has failed; send large data as arrays",
+        f"{name}: rank {sender} announces {size} bytes, of {sum(sizes)} together; this host, or "
+        f"this process's cgroup, has {most}, or less that is free. The group has failed; "
+        "send large data as arrays",
         op=name,
         group=group.group_name,
         ranks=(sender,),
