@@ -98,7 +98,11 @@ cdef inline int travel(object group, Group native, str name, Request *r, bint se
         if status == OK:
             status = native.view.wait(&native.view, r, min(now + SHORT_NS, deadline_ns))
     if status == TIMEOUT:
-        group.waiting = (name, r.peer)
+        try:
+            group.waiting = (name, r.peer)
+        except BaseException:       # r is on the caller's stack, and must not stay in a queue
+            given_up(native, r, INTERRUPTED)
+            raise
         with nogil:
             status = wait_and_ask(&native.view, r, deadline_ns)
         group.waiting = None
