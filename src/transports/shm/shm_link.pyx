@@ -141,7 +141,7 @@ cdef class ShmLink(Link):
             offset = self.memory.open(t.comm_id, t.peers, n.place, t.size, n.own, nbytes, &fresh,
                                       &holder)
             while offset == BUSY:
-                # Whoever holds the lock, or zeroes the windows, may be stopped.
+                # The rank that holds the lock, or zeroes the windows, may be stopped.
                 status = slice_end(t, deadline_ns)
                 if status != OK:
                     break

@@ -14,9 +14,9 @@ from libc.string cimport memcmp, memcpy, memset
 from cydist._native.linux cimport (
     F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, MAP_FAILED, MAP_SHARED,
     COMMIT_BYTES, MFD_ALLOW_SEALING, MFD_CLOEXEC, PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST,
-    PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, getpid, memfd_create, mmap,
-    munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init,
-    pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
+    PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, geteuid, getpid, memfd_create,
+    mmap, munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_t,
+    pthread_mutex_trylock, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
     pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
     take_pages, usleep,
 )
@@ -150,6 +150,8 @@ cdef class SharedMemory:
             raise OSError(errno, os.strerror(errno))
         if fcntl(fd, F_GET_SEALS) & SEALS != SEALS or status.st_size < <long>head_bytes(1):
             raise ValueError("this is not cydist's sealed memory: it could shrink while in use")
+        if status.st_uid != geteuid() or status.st_mode & 0o077:
+            raise ValueError("this memory belongs to another user, or is open to others")
         memory.map(status.st_size)
         if memory.head.layout != LAYOUT:
             raise ValueError("another version of cydist has laid this memory out")
@@ -285,8 +287,8 @@ cdef class SharedMemory:
     cdef bint is_dead(self, int place) noexcept nogil:
         return load_u64(&self.dead[place // 64]) >> (place % 64) & 1
 
-    # Called under the lock, but for `is_free`, `find` and `drop_member`. A `WindowRegion` is known by
-    # its number.
+    # Called under the lock, except `is_free`, `find` and `drop_member`. A `WindowRegion` is known
+    # by its number.
 
     cdef bint is_free(self, int i) noexcept nogil:
         cdef const uint64_t *present = self.present + <size_t>i * self.words
