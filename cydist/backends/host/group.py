@@ -57,6 +57,8 @@ class HostGroup(ProcessGroup):
     fast_messages = fast_calls = True  # whether src/fastpath makes all checks that its calls need
     library = ""  # the name of a library below the link with its own collectives
 
+    authenticated = True
+
     def __init__(
         self,
         endpoint: Endpoint,
