@@ -45,6 +45,7 @@ from cydist.errors import (
 )
 from cydist.net.secret import (
     SECRET_BYTES,
+    Secret,
     configured,
     forget_secret,
     insecure,
@@ -53,6 +54,7 @@ from cydist.net.secret import (
     secret,
     set_secret,
     user_secret_path,
+    user_secret_tag,
 )
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "NO_ENDPOINTS",
     "SECRET_BYTES",
     "ClientHandshake",
+    "Secret",
     "ServerHandshake",
     "address_of",
     "authenticate_client",
@@ -77,6 +80,7 @@ __all__ = [
     "secret",
     "set_secret",
     "user_secret_path",
+    "user_secret_tag",
 ]
 
 MAX_CLAIM_BYTES = 63
