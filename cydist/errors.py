@@ -188,10 +188,11 @@ def from_call_error(
     text = {
         "timeout": "timeout"
         + (f" after {waited:.3g} s" if waited is not None else "")
-        + f": nothing from {who}{step}"
+        + f": {failure.ours or f'nothing from {who}'}{step}"
         + (f" ({why})" if why else ""),
         "peer_lost": f"{who} was lost{step}: {lost}",
-        "no_memory": "no memory for the temporaries of this call",
+        "no_memory": "this rank has no memory for the temporaries of this call, or for a message "
+        "that came before it" + (f" ({why})" if why else ""),
         "mismatch": f"the ranks are in different calls. Here: {failure.ours}. "
         f"{who[0].upper() + who[1:]}: {failure.theirs}",
         "aborted": f"the group failed in {failure.ours}"
@@ -201,7 +202,9 @@ def from_call_error(
         "unreachable": f"the system keeps this process from the array of {who}, though it did not "
         "at first; CYDIST_ALGORITHM can choose another algorithm than direct",
     }
-    about = [failure.peer] if failure.peer >= 0 else []
+    # A lack of memory here is no peer's fault.
+    blamed = failure.peer >= 0 and failure.status != "no_memory"
+    about = [failure.peer] if blamed else []
     if failure.teller >= 0:
         teller = rank_text(failure.teller, ranks)
         text |= {

@@ -67,7 +67,7 @@ from cydist._native.libmpi import run_in_background, runs_in_background
 from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.mpi_link import MpiLink
 from cydist._native.p2p import ANY_SOURCE, LARGEST_TAG, Message, irecv, isend
-from cydist._native.shm_heap import Heap, HeapBuffer
+from cydist._native.shm_heap import Heap, HeapBuffer, cgroup_left
 from cydist._native.shm_link import ShmLink
 from cydist._native.shm_memory import SharedMemory
 from cydist._native.shm_peers import LocalPeersHandle
@@ -107,6 +107,7 @@ __all__ = [
     "asarray",
     "combine_all",
     "empty",
+    "cgroup_left",
     "failpoint",
     "flatten_buffers",
     "forget_choices",

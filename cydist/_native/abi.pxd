@@ -266,7 +266,7 @@ cdef class Link:
     cdef int attach_comm(self, Comm *t) except -1
     # The group's first collective is about to begin: fill in the windows if the members can share
     # memory. All members can, or none.
-    cdef int open_windows(self, Comm *t) except -1
+    cdef int open_windows(self, Comm *t, int64_t deadline_ns, int *peer) except -100
     # The group is gone: free its windows, drop messages that arrived for it, and end its
     # pending requests with CLOSED. They may still be cancelled.
     cdef void detach_comm(self, Comm *t) noexcept

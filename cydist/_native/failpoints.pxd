@@ -12,6 +12,8 @@ cdef enum Point:            # POINTS in the body names them, in this order
     LEAVE = 5               # the link is about to send its departure notice
     RENDEZVOUS = 6          # the store is reached, the other ranks are not (from Python)
     CONNECT = 7             # a peer is connected but not authenticated (from Python)
+    TABLE = 8               # the lock of the shared memory's table is held
+    ZERO = 9                # a group has got used memory, which is about to be zeroed
 
 cdef int armed              # the Point where something will happen
 

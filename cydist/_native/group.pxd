@@ -28,6 +28,8 @@ cdef class Group:
 
     cpdef close(self)
     cdef void leave_comm(self) noexcept
+    # The CallError of a first call that the table of the shared memory did not answer.
+    cdef object without_windows(self, int status, int peer)
     cdef void send_failure(self, ControlMessage *message)
     # A peer was lost as the group ended: MISMATCH if it had left without the last call.
     cdef int left_without_it(self, Call *c, int status) except -100

@@ -162,6 +162,7 @@ cdef extern from "<sys/stat.h>" nogil:
         long st_size
         unsigned int st_mode
         unsigned long st_ino
+        unsigned int st_uid
     int fstat(int, stat_t *)
     int fchmod(int, unsigned int)
 
@@ -189,4 +190,5 @@ cdef extern from "<unistd.h>" nogil:
     int ftruncate(int, long)
     int close(int)
     int getpid()
+    unsigned int geteuid()
     int usleep(unsigned int)

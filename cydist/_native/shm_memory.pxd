@@ -6,9 +6,10 @@ from cydist._native.linux cimport pthread_mutex_t
 
 
 cdef enum:
-    LAYOUT = 4                  # version of the memory's whole layout, including rings and windows
+    LAYOUT = 5                  # version of the memory's whole layout, including rings and windows
     TOKEN_BYTES = 32
     REGIONS = 1024              # groups that can have windows at the same time
+    BUSY = 1                    # in place of an offset: ask again
     PORTION = 16384             # of a ring: one copy, while the other side copies the previous one
 
 
@@ -22,6 +23,7 @@ ctypedef struct WindowRegion:   # the window memory of one group
     uint64_t offset
     uint64_t nbytes             # 0: the members have no windows
     int members             # 0: free, with its memory; also free when none is present
+    int zeroing             # 1 + place of the rank that zeroes the memory; 0: it is zeroed
 
 
 ctypedef struct Member:         # 64 bytes
@@ -45,8 +47,8 @@ ctypedef struct SegmentHead:
     uint64_t limit              # of those; every rank's part for arrays follows
     uint64_t part
     int32_t ranks
-    int32_t regions             # in use, or used before
-    int32_t spent               # all regions were in use once: groups without one get no windows
+    int regions             # in use, or used before
+    int spent               # all regions were in use once: groups without one get no windows
     uint64_t ring_bytes         # of each ring's data; a power of two, two PORTIONs or more
     WindowRegion region[REGIONS]
 
@@ -63,7 +65,7 @@ cdef class SharedMemory:
     cdef SegmentHead *head
     cdef Member *members
     cdef uint64_t *pairs        # [low * ranks + high]
-    cdef uint64_t *present      # [plot * words]: members that have not left, one bit for each place
+    cdef uint64_t *present      # [region * words]: members that have not left, one bit for each place
     cdef uint64_t *dead         # [words]: ranks whose processes are known to have ended
     cdef int words
     cdef char *base
@@ -76,27 +78,32 @@ cdef class SharedMemory:
 
     cdef int map(self, uint64_t nbytes) except -1
     cdef void copy_constants(self) noexcept
-    # Return where the windows of a group are, zeroed by the first rank that asks; 0: it has none.
+    # Return where the windows of a group are, zeroed by the first rank that asks; 0: it has none;
+    # BUSY: ask again, with the same `fresh`, 0 at first. A rank that does not must give that back.
     # peers, size     the group's members; place[peer] is each one's place in the table
+    # holder          with BUSY: the place of the rank that zeroes the windows; -1: the lock is held
     cdef uint64_t open_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                              uint64_t nbytes) noexcept nogil
+                              int own, uint64_t nbytes, uint64_t *fresh, int *holder) noexcept nogil
     # This member's comm was closed, whether or not any member had windows. The last one frees the
-    # group's `WindowRegion`.
-    cdef void leave_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                           int own) noexcept nogil
+    # group's `WindowRegion`. False: no member had asked for windows, and the lock was held; call
+    # leave_late later. `patient`: try the lock for some milliseconds.
+    cdef bint leave_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
+                           int own, bint patient) noexcept nogil
+    cdef void leave_late(self, uint64_t comm_id, int own) noexcept nogil
     # The process at this place has ended: it counts as departed from all its groups.
     cdef void mark_dead(self, int place) noexcept nogil
+    cdef bint is_dead(self, int place) noexcept nogil
     cdef bint is_free(self, int i) noexcept nogil
     cdef int find_region(self, uint64_t comm_id) noexcept nogil
     cdef int find_free_region(self, uint64_t nbytes) noexcept nogil
     cdef int take_region(self, uint64_t nbytes, int most) noexcept nogil
-    cdef void free_region(self, uint64_t offset, uint64_t nbytes) noexcept nogil
+    cdef bint free_region(self, uint64_t offset, uint64_t nbytes) noexcept nogil
     cdef void assign_region(self, int i, uint64_t comm_id, const int *peers, const int *place,
                             int size) noexcept nogil
     cdef void drop_member(self, int i, int place) noexcept nogil
 
-# Take the table's lock, which survives the death of its holder.
-cdef void lock(SegmentHead *head) noexcept nogil
+# Take the table's lock, which survives the death of its holder, unless it is held at all `tries`.
+cdef bint try_lock(SegmentHead *head, int tries) noexcept nogil
 cdef void unlock(SegmentHead *head) noexcept nogil
 # Reserve new zeroed memory; its offset, or 0: all is used. `raced`: another rank was concurrent and
 # may have done what this one is about to do. Takes no lock.

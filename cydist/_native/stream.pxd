@@ -97,6 +97,7 @@ ctypedef struct Connection:     # one lane to one peer
     Connection *next_local
     bint armed                  # epoll tells when there is room to write
     bint broken                 # nothing can be written any more
+    bint starved                # there was no memory for what it sent
     bint said_goodbye           # the peer has sent its departure notice
     Outgoing *out               # to be written, oldest first (a ring; NULL: empty)
     Outgoing *unanswered_rts    # announced, not answered (a ring)
@@ -188,6 +189,7 @@ cdef enum Loss:                 # these values are shared with the other side of
     LEFT = 2
     BABBLED = 3                 # it sent invalid frames
     FORGED = 4                  # a third party sent frames, or changed them; only over sockets
+    STARVED = 5                 # this rank had no memory for a message; never shared
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

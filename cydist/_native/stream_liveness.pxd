@@ -21,5 +21,7 @@ cdef void send_farewell(Net *net, int peer, uint64_t comm_id) noexcept nogil
 # Record a peer's departure notice for a group, sent after its messages on these lanes. Receives
 # that only this peer could match end.
 cdef void on_farewell(Net *net, int peer, uint64_t comm_id, uint64_t lanes) noexcept nogil
+# Return the status of requests that a lost peer ends: NO_MEMORY if this rank is to blame.
+cdef int status_of_loss(const Net *net, int peer) noexcept nogil
 # End the posted receives that can never complete now that this peer left or died.
 cdef void end_stranded(Net *net, int peer) noexcept nogil

@@ -49,6 +49,12 @@ cdef extern from *:
     static inline uint32_t cydist_load_u32(const uint32_t *p) {
         return __atomic_load_n(p, __ATOMIC_SEQ_CST);
     }
+    static inline void cydist_and_u64(uint64_t *p, uint64_t v) {
+        __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST);
+    }
+    static inline void cydist_or_u64(uint64_t *p, uint64_t v) {
+        __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);
+    }
     static inline void cydist_store_u32(uint32_t *p, uint32_t v) {
         __atomic_store_n(p, v, __ATOMIC_SEQ_CST);
     }
@@ -102,6 +108,8 @@ cdef extern from *:
     void swap_u64 "cydist_swap_u64"(uint64_t *p, uint64_t v) noexcept nogil
     bint compare_swap_u64 "cydist_compare_swap_u64"(uint64_t *p, uint64_t *seen,
                                                     uint64_t v) noexcept nogil
+    void and_u64 "cydist_and_u64"(uint64_t *p, uint64_t v) noexcept nogil
+    void or_u64 "cydist_or_u64"(uint64_t *p, uint64_t v) noexcept nogil
     void store_u32 "cydist_store_u32"(uint32_t *p, uint32_t v) noexcept nogil
     uint32_t add_u32 "cydist_add_u32"(uint32_t *p, uint32_t v) noexcept nogil
     void fence "cydist_fence"() noexcept nogil

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from cydist import config
+from cydist._native import cgroup_left
 from cydist.api import object_codec
 from cydist.api.arguments import root_rank
 from cydist.api.collectives import all_gather, broadcast, gather, scatter
@@ -42,6 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MESSAGE = "send_object_list"  # what both sides of a message call it
+_UNCHECKED_BYTES = 1 << 24  # of objects, for which no limit of a cgroup is read
 FAILED = -1  # sent in place of a size by a rank that could not encode its object
 
 
@@ -131,6 +133,8 @@ def _blocks(
     size. Other ranks may go on, so the group fails.
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if sum(sizes) > _UNCHECKED_BYTES:
+        most = min(most, cgroup_left())
     try:
         if min(sizes) >= 0 and sum(sizes) <= most:
             return [np.empty(size, np.uint8) for size in sizes]
@@ -139,8 +143,9 @@ def _blocks(
     group.raise_pending_failure(name)
     size, sender = max(zip(sizes, senders, strict=True))
     error = DistBackendError(
-        f"{name}: rank {sender} announces {size} bytes, of {sum(sizes)} together; this host has "
-        f"{most}, or less that is free. The group has failed; send large data as arrays",
+        f"{name}: rank {sender} announces {size} bytes, of {sum(sizes)} together; this host, or "
+        f"this process's cgroup, has {most}, or less that is free. The group has failed; "
+        "send large data as arrays",
         op=name,
         group=group.group_name,
         ranks=(sender,),

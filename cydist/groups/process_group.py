@@ -98,7 +98,7 @@ class ProcessGroup:
 
     devices: tuple[str, ...] = ("cpu",)
     coalesces_calls = False
-    authenticated = True  # no outsider can send on its connections: objects may be pickled
+    authenticated = False  # True: no outsider can send on its connections, so objects may pickle
     packs = False  # packs strided arrays of calls on one array itself; else its callers do
     folds = False  # user-defined reductions of arrays outside the CPU's memory
     splits_without_peers = False  # `subgroup` asks no other rank, and takes no backend options

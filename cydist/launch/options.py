@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from cydist import config
+from cydist.errors import AuthenticationError
+from cydist.net.secret import renew_user_secret
 
 DEFAULT_PORT = 29500
 STREAMS = {1: "stdout", 2: "stderr"}
@@ -100,6 +102,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}; see {self.prog} --help\n")
 
 
+class _NewSecret(argparse.Action):
+    """Renew the user's secret, and end."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        try:
+            path = renew_user_secret()
+        except AuthenticationError as error:
+            parser.exit(1, f"{parser.prog}: {error}\n")
+        parser.exit(
+            0, f"{parser.prog}: {path} holds a new secret; jobs that run keep the former one\n"
+        )
+
+
 def parser() -> Parser:
     """Return the argparse parser of the command line."""
     it = Parser(
@@ -131,6 +146,11 @@ def parser() -> Parser:
     add(what, "--run-path", flag=True, help="the script is a path (the default)")
     add(what, "--pass-local-rank", flag=True, help="append --local-rank=K to the arguments")
     add(what, "--use-env", flag=True, help="accepted: LOCAL_RANK is always exported")
+
+    what.add_argument(
+        "--new-secret", action=_NewSecret, nargs=0,
+        help="replace the user's own secret by a new one, and start nothing",
+    )  # fmt: skip
 
     end = it.add_argument_group("failures and signals")
     add(

@@ -21,7 +21,7 @@ from cydist.errors import ProcessException, ProcessExitedException, ProcessRaise
 from cydist.launch.causes import is_secondary_failure
 from cydist.launch.environment import Ports, job_variables, new_ports, remove_stale, secret_pipe
 from cydist.launch.processes import die_with, pretty_exit, pretty_signal
-from cydist.net.secret import new_secret
+from cydist.net.secret import descriptor_text, new_secret
 from cydist.waiting import countdown, duration, one_wait, seconds
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _become(place: _SpawnedRank) -> None:
     remove_stale(os.environ)
     os.environ.update(job_variables("127.0.0.1", place.port, place.store_port, place.run_id, 0))
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-    os.environ[config.SECRET_FD.names[0]] = str(secret_pipe(place.secret))
+    os.environ[config.SECRET_FD.names[0]] = descriptor_text(secret_pipe(place.secret))
     if place.ports is None:
         return
     if place.rank > 0:

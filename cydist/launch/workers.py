@@ -15,6 +15,7 @@ from cydist.launch.environment import Generation, secret_pipe, worker_environmen
 from cydist.launch.options import STREAMS, LaunchOptions
 from cydist.launch.output import LogFile, Tail
 from cydist.launch.processes import die_with
+from cydist.net.secret import descriptor_text
 
 # A large pipe lets a worker go on while the launcher is busy.
 _PIPE_BYTES = 1 << 18
@@ -63,7 +64,7 @@ class Worker:
             if generation.secret is not None:
                 fd = secret_pipe(generation.secret)
                 stack.callback(os.close, fd)
-                variables[config.SECRET_FD.names[0]] = str(fd)
+                variables[config.SECRET_FD.names[0]] = descriptor_text(fd)
                 passed.append(fd)
             if generation.ports is not None and self.rank == 0:
                 _, store, reserved = generation.ports

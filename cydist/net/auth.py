@@ -50,6 +50,7 @@ from cydist.errors import (
 )
 from cydist.net.secret import (
     SECRET_BYTES,
+    Secret,
     forget_secret,
     insecure,
     is_configured,
@@ -58,6 +59,7 @@ from cydist.net.secret import (
     secret,
     set_secret,
     user_secret_path,
+    user_secret_tag,
 )
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "NO_ENDPOINTS",
     "SECRET_BYTES",
     "ClientHandshake",
+    "Secret",
     "ServerHandshake",
     "address_of",
     "authenticate_client",
@@ -82,6 +85,7 @@ __all__ = [
     "secret",
     "set_secret",
     "user_secret_path",
+    "user_secret_tag",
 ]
 
 MAX_CLAIM_BYTES = 63

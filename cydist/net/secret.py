@@ -3,8 +3,8 @@
 It comes from the first of these that exists:
 
 1. the inherited descriptor named by CYDIST_SECRET_FD (read once, closed, variable unset),
-2. the file named by CYDIST_SECRET_FILE (regular, owned by this user, mode 0600),
-3. `set_secret`, which the MPI side calls with a broadcast,
+2. the file named by CYDIST_SECRET_FILE (regular, closed to other users),
+3. `set_secret`, which the MPI side calls with the secret that rank 0 sends,
 4. a file of the user, created 0600 at first use, which all jobs of the user share.
 
 Use it through `cydist.net.auth`.
@@ -13,6 +13,7 @@ Use it through `cydist.net.auth`.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import stat
 import threading
@@ -27,10 +28,20 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 
+
+class Secret(bytes):
+    """A secret that shows itself in no traceback, log or debugger."""
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    __str__ = __repr__
+
+
 _PUBLIC_SECRET = b"cydist without authentication..."
 
 _lock = threading.Lock()
-_secret: bytes | None = None
+_secret: Secret | None = None
 _warned = False
 
 
@@ -57,7 +68,7 @@ def secret() -> bytes:
                 )
             return _PUBLIC_SECRET
         if _secret is None:
-            _secret = _configured_secret() or _user_secret()
+            _secret = Secret(_configured_secret() or _user_secret())
         return _secret
 
 
@@ -84,12 +95,46 @@ def set_secret(value: bytes) -> None:
     if len(value) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(value)}")
     with _lock:
-        _secret = _configured_secret() or value
+        _secret = Secret(_configured_secret() or value)
 
 
 def new_secret() -> bytes:
     """Return a fresh random secret for a launcher to distribute."""
-    return os.urandom(SECRET_BYTES)
+    return Secret(os.urandom(SECRET_BYTES))
+
+
+def user_secret_tag(nonce: bytes, *, create: bool = False) -> bytes | None:
+    """Return a keyed hash of `nonce` by which ranks see whether they have the same user's secret.
+
+    create      make the user's secret if there is none
+
+    Returns None without a user's secret that can be read.
+    """
+    try:
+        if not create and not user_secret_path().exists():
+            return None
+        return hmac.digest(_user_secret(), b"cydist same secret" + nonce, "sha256")
+    except (AuthenticationError, OSError, RuntimeError):  # RuntimeError: no home directory
+        return None
+
+
+def renew_user_secret() -> Path:
+    """Replace the user's own secret by a new one, and return its path. Running jobs keep theirs.
+
+    Raises AuthenticationError if the file cannot be written.
+    """
+    path = user_secret_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _create(path, new_secret(), replace=True)
+    except OSError as error:
+        raise AuthenticationError(f"{path} cannot be written: {error}") from None
+    return path
+
+
+def descriptor_text(fd: int) -> str:
+    """Return "FD:INODE", by which a child sees whether the descriptor is still the same file."""
+    return f"{fd}:{os.fstat(fd).st_ino}"
 
 
 def forget_secret() -> None:
@@ -107,25 +152,28 @@ def _configured_secret() -> bytes | None:
         return _read_descriptor(fd)
     path = config.SECRET_FILE.get()
     if path:
-        return _read_file(path)
+        return _read_file(path, given=True)
     return None
 
 
 def _read_descriptor(text: str) -> bytes:
     try:
-        fd = int(text)
+        number, _, inode = text.partition(":")
+        fd = int(number)
+        if inode and os.fstat(fd).st_ino != int(inode):
+            raise ValueError("it is another file, which is left alone")
         try:
             # Workers that inherited one memfd share its offset: read at 0, where that is possible.
-            data = os.pread(fd, 128, 0)
+            data = Secret(os.pread(fd, 128, 0))
         except OSError:
-            data = os.read(fd, 128)
+            data = Secret(os.read(fd, 128))
         os.close(fd)
     except (ValueError, OverflowError, OSError) as error:
         raise AuthenticationError(
-            f"{config.SECRET_FD.names[0]}={text} is not a descriptor to read: {error}. If a "
-            "program between the launcher and this one closed it, let it replace itself by this "
-            "one (exec), or hand its descriptors on (in Python: subprocess.run(..., "
-            "close_fds=False))"
+            f"{config.SECRET_FD.names[0]}={text} is not a descriptor to read: {error}. Was this "
+            "program started through a wrapper? If a program between the launcher and this one "
+            "closed it, let it replace itself by this one (exec), or hand its descriptors on "
+            "(in Python: subprocess.run(..., close_fds=False))"
         ) from None
     if not data:
         raise AuthenticationError(
@@ -138,38 +186,64 @@ def _read_descriptor(text: str) -> bytes:
     return _parse(data, f"descriptor {text}")
 
 
-def _read_file(path: str | Path) -> bytes:
-    """Return the secret in `path`, if it is a regular file that only this user may read."""
+def _read_file(path: str | Path, *, given: bool = False) -> bytes:
+    """Return the secret in `path`, if it is a regular file that only this user may read.
+
+    given       the user named it: it may be root's, closed to all but a group, and a link of root's
+                or of this user's may lead to it, as in a container
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        target = _target(path) if given else path
+        fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise AuthenticationError(f"the secret file {path} cannot be read: {error}") from None
+        raise AuthenticationError(
+            f"the secret file {path} cannot be read: {error}{_IN_KUBERNETES if given else ''}"
+        ) from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise AuthenticationError(f"the secret file {path} is not a regular file")
-        if status.st_uid != os.geteuid():
+        roots = given and status.st_uid == 0 != os.geteuid()
+        if status.st_uid != os.geteuid() and not roots:
             raise AuthenticationError(
                 f"the secret file {path} belongs to user {status.st_uid}, not to {os.geteuid()}"
             )
-        if status.st_mode & 0o077:
+        if status.st_mode & (0o037 if roots else 0o077):
             raise AuthenticationError(
                 f"the secret file {path} is open to others (mode {status.st_mode & 0o777:04o}): "
-                f"chmod 600 {path}"
+                f"chmod 600 {path}{_IN_KUBERNETES if given else ''}"
             )
-        return _parse(os.read(fd, 128), str(path))
+        return _parse(Secret(os.read(fd, 128)), str(path))
     finally:
         os.close(fd)
+
+
+_IN_KUBERNETES = (
+    ". In Kubernetes, mount it with defaultMode 0400 for root, or 0440 with fsGroup for another "
+    "user; or copy it in an init container"
+)
+_MOST_LINKS = 16
+
+
+def _target(path: str | Path) -> str:
+    """Return the file to which links of root's or of this user's lead. Raises OSError."""
+    target = os.fspath(path)
+    for _ in range(_MOST_LINKS):
+        status = os.lstat(target)
+        if not stat.S_ISLNK(status.st_mode) or status.st_uid not in (0, os.geteuid()):
+            break
+        target = os.path.join(os.path.dirname(target), os.readlink(target))
+    return target
 
 
 def _parse(data: bytes, source: str) -> bytes:
     """Return the secret in 32 raw bytes, or in 64 hex digits with white space around them."""
     if len(data) == SECRET_BYTES:
         return data
-    text = data.strip()
+    text = Secret(data.strip())
     if len(text) == 2 * SECRET_BYTES:
         with contextlib.suppress(ValueError):
-            return bytes.fromhex(text.decode("ascii", "replace"))
+            return Secret(bytes.fromhex(text.decode("ascii", "replace")))
     raise AuthenticationError(
         f"{source} holds {len(data)} bytes: a secret is {SECRET_BYTES} bytes, or "
         f"{2 * SECRET_BYTES} hex digits (openssl rand -hex {SECRET_BYTES})"
@@ -200,8 +274,9 @@ def _user_secret() -> bytes:
     return _read_file(path)
 
 
-def _create(path: Path, value: bytes) -> None:
-    """Write `value` to `path` completely or not at all; the first process wins."""
+def _create(path: Path, value: bytes, *, replace: bool = False) -> None:
+    """Write `value` to `path` completely or not at all; the first process wins, unless it is to
+    replace what is there."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -209,7 +284,11 @@ def _create(path: Path, value: bytes) -> None:
             file.write(value.hex().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+        if replace:
+            os.rename(draft, path)
+        else:
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
     finally:
-        os.unlink(draft)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)

@@ -5,12 +5,14 @@ Each handler ends in `cydist.rendezvous.check_in`.
 
 from __future__ import annotations
 
+import hmac
 import importlib
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +44,10 @@ __all__ = ["check_mpi_agrees", "default_backend", "launcher", "rendezvous"]
 
 # Rank 0's message to the others over MPI: a secret, whether it is one, port, host.
 _ADDRESS = struct.Struct("<32s?H256s")
+# Before that: whether an answer is expected, rank 0's rank in MPI, a nonce, and its keyed hash
+# under the user's secret.
+_OFFER = struct.Struct("<?i16s32s")
+_NONCE_BYTES = 16
 _MPI_TAG = 32_749  # every MPI has tags up to 32,767, and no other message has this one
 
 # Seconds between checks of a rank that waits for rank 0's next store.
@@ -366,41 +372,81 @@ def _without_address(call: _InitArguments) -> Store:
 def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
     """Exchange rank 0's address through MPI, with a secret for ranks that have none.
 
+    If rank 0 was given none, it offers the user's: it sends a keyed hash, and the others answer
+    whether their user's secret gives the same, or whether they were given one. Unless all agree, a
+    new secret travels over MPI.
+
     It uses synchronous sends, and none of MPI's collectives: those may leave a rank waiting for
     another rank's next call of MPI, which would come only after this meeting.
     """
     rank, _ = call.with_rank("env://")
+    comm = MPI.COMM_WORLD
     if rank > 0:
-        message = bytearray(_ADDRESS.size)
-        request = MPI.COMM_WORLD.Irecv([message, MPI.BYTE], MPI.ANY_SOURCE, _MPI_TAG)
-        if _unfinished([request], call.deadline):
-            request.Cancel()
-            raise RendezvousError(
-                "rendezvous: timeout: nothing from rank 0 over MPI (a receive from anyone of any "
-                "tag that is pending on COMM_WORLD takes it: post it later, or set MASTER_ADDR)",
-                ranks=(0,),
-            )
-        secret, fresh, port, name = _ADDRESS.unpack(message)
+        asked, zero, nonce, tag = _OFFER.unpack(_heard(call, MPI, MPI.ANY_SOURCE, _OFFER.size))
+        if asked:
+            own = auth.user_secret_tag(nonce)
+            agreed = auth.is_configured() or (own is not None and hmac.compare_digest(own, tag))
+            _tell(call, MPI, [zero], bytes([agreed]))
+        value, fresh, port, name = _ADDRESS.unpack(_heard(call, MPI, zero, _ADDRESS.size))
         if fresh and not auth.is_configured():
-            auth.set_secret(secret)
+            auth.set_secret(value)
+        del value  # not for tracebacks
         return _tcp(call, name.rstrip(b"\0").decode(), port)
-    fresh = not auth.is_configured()
-    secret = auth.new_secret() if fresh else bytes(auth.SECRET_BYTES)
-    if fresh:
-        auth.set_secret(secret)
+    others = [other for other in range(comm.Get_size()) if other != comm.Get_rank()]
+    secret = _secret_over_mpi(call, MPI, others)
     host = public_address()
     store = _tcp(call, host, 0)
-    content = _ADDRESS.pack(secret, fresh, store.port, host.encode())
-    me = MPI.COMM_WORLD.Get_rank()
-    others = [other for other in range(MPI.COMM_WORLD.Get_size()) if other != me]
     with close_on_error(store):
-        sent = [MPI.COMM_WORLD.Issend([content, MPI.BYTE], other, _MPI_TAG) for other in others]
-        late = tuple(others[i] for i in _unfinished(sent, call.deadline))
-        if late:
-            raise RendezvousError(
-                f"rendezvous: timeout: MPI's ranks {late} have not come", ranks=late
-            )
+        parts = (secret or b"", secret is not None, store.port, host.encode())
+        _tell(call, MPI, others, auth.Secret(_ADDRESS.pack(*parts)))
     return store
+
+
+def _secret_over_mpi(call: _InitArguments, MPI: Any, others: Sequence[int]) -> bytes | None:
+    """Offer the user's secret to all ranks; return the secret that they need, None if they have
+    one. This rank uses the same."""
+    given, nonce = auth.is_configured(), os.urandom(_NONCE_BYTES)
+    tag = None if given else auth.user_secret_tag(nonce, create=True)
+    zero = MPI.COMM_WORLD.Get_rank()
+    _tell(call, MPI, others, _OFFER.pack(not given, zero, nonce, tag or b""))
+    if given:
+        return None
+    answers = [_heard(call, MPI, other, 1) == b"\1" for other in others]
+    if tag is not None and all(answers):
+        return None
+    secret = auth.new_secret()
+    auth.set_secret(secret)
+    warnings.warn(
+        "the ranks' hosts share no secret, so rank 0 sends one over MPI, and a program that can "
+        f"read this network sees it. Set {config.SECRET_FILE.names[0]} to a file of mode 0600 on "
+        "every host, or share the home directory",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return secret
+
+
+def _tell(call: _InitArguments, MPI: Any, ranks: Sequence[int], content: bytes) -> None:
+    sent = [MPI.COMM_WORLD.Issend([content, MPI.BYTE], rank, _MPI_TAG) for rank in ranks]
+    late = tuple(ranks[i] for i in _unfinished(sent, call.deadline))
+    if late:
+        raise RendezvousError(f"rendezvous: timeout: MPI's ranks {late} have not come", ranks=late)
+
+
+def _heard(call: _InitArguments, MPI: Any, source: int, count: int) -> bytes:
+    """Return a message of `count` bytes from MPI's rank `source`, or from rank 0 of the job."""
+    message = bytearray(count)
+    sender = 0 if source == MPI.ANY_SOURCE else source
+    request = MPI.COMM_WORLD.Irecv([message, MPI.BYTE], source, _MPI_TAG)
+    if _unfinished([request], call.deadline):
+        request.Cancel()
+        raise RendezvousError(
+            f"rendezvous: timeout: nothing from rank {sender} over MPI (a receive from "
+            "anyone of any tag that is pending on COMM_WORLD takes it: post it later, or set "
+            "MASTER_ADDR)",
+            ranks=(sender,),
+        )
+    return auth.Secret(message)
 
 
 def _unfinished(requests: list[Any], deadline: float) -> list[int]:

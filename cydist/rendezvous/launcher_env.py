@@ -26,10 +26,11 @@ class Launcher:
 
     mpi       whether it starts MPI jobs
     job       variables that together name the job
-    server    the name of its process on each host, for launchers that do not name the job
+    servers   the names of its process on each host, whose start tells a job on one host from an
+              earlier one of the same name
     """
 
-    __slots__ = ("job", "local_rank", "local_size", "mpi", "name", "rank", "server", "size")
+    __slots__ = ("job", "local_rank", "local_size", "mpi", "name", "rank", "servers", "size")
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Launcher:
         local_size: tuple[str, ...],
         mpi: bool,
         job: tuple[str, ...] = (),
-        server: str = "",
+        servers: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.rank = rank
@@ -49,7 +50,7 @@ class Launcher:
         self.local_size = local_size
         self.mpi = mpi
         self.job = job
-        self.server = server
+        self.servers = servers
 
     def started_us(self, environ: Mapping[str, str]) -> bool:
         """Return whether `environ` names a rank and a size."""
@@ -66,16 +67,17 @@ LAUNCHERS = (
     Launcher(
         "openmpi", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",),
         ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",), True,
-        ("PMIX_NAMESPACE",),
+        ("PMIX_NAMESPACE",),  # holds mpirun's pid, which is the same in each start of a container
+        ("prterun", "mpirun", "mpiexec", "orterun", "prted", "orted"),
     ),
     Launcher(
         "slurm", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",),
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), False,
-        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),  # the last if it was requeued
     ),
     Launcher(
         "hydra", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",), True,
-        server="hydra_pmi_proxy",
+        servers=("hydra_pmi_proxy",),
     ),
 )  # fmt: skip
 
@@ -148,12 +150,13 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
     if found is None:
         return ""
     values = [environ.get(name, "") for name in found.job]
-    if any(values):
-        return f"{found.name} {' '.join(values)}"
-    return _server_id(found.server) if found.server else ""
+    named = f"{found.name} {' '.join(values).rstrip()}" if any(values) else ""
+    # Each host has a process of its own.
+    started = _server_id(found.servers) if found.servers and placement(environ).single_host else ""
+    return f"{named} {started}".strip()
 
 
-def _server_id(name: str) -> str:
+def _server_id(names: tuple[str, ...]) -> str:
     """Return an identifier of the launcher's process on this host, an ancestor of this process. It
     includes the start time."""
     pid = os.getppid()
@@ -165,7 +168,7 @@ def _server_id(name: str) -> str:
         except OSError:
             return ""
         fields = tail.split()
-        if head.partition("(")[2] == name:
+        if (name := head.partition("(")[2]) in names:
             return f"{name} {pid} {fields[19]}"
         pid = int(fields[1])
     return ""

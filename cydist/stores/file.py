@@ -7,8 +7,9 @@ its length and overwritten. A log that is much longer than its table is rewritte
 which replaces
 it.
 
-Each user also holds a lock on one byte far after the log, for as long as it lives. So any process
-can see whether the file is in use or abandoned.
+Each user also holds a lock on a second file beside it, for as long as it lives. That file is never
+replaced, so any process can see whether the first one is in use or abandoned. Where the directory
+is not writable, nothing is replaced, and the lock is on one byte far after the log.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _SHORTEST_BYTES, _TIMES_THE_TABLE = 1 << 20, 4
 # The locked regions: the log, and the byte that marks the file as in use.
 _LOG = (0, 1 << 62)
 _IN_USE = (1 << 62, 1)
+
+_USERS = ".users"  # appended to the path: the file on which users hold their locks
 
 _OPENED = INTERNAL + b"opened"
 _CLOSED = INTERNAL + b"closed"
@@ -134,7 +137,7 @@ def _leave(log: _Log, world_size: int, pid: int) -> None:
         log.append(request)
         (opened,) = table.execute(StoreRequest(Op.GET, (_OPENED,)))
         if 0 < world_size <= int(closed) and closed == opened:
-            os.unlink(log.path)
+            log.remove()
     log.close()
 
 
@@ -146,7 +149,8 @@ class _Log:
         self._fresh = fresh
         self._lock = threading.Lock()
         self._fd = -1
-        self._in_use = False  # whether this process holds the lock of a user
+        self._users = -1  # the second file, on which this process holds the lock of a user
+        self._in_use = False  # whether it holds it, there or on the log
         self._table = KeyValueTable()
         self._end = 0  # offset up to which the log was replayed
         _logs.add(self)
@@ -204,7 +208,6 @@ class _Log:
                 file.write(_MAGIC)
                 file.writelines(log_entry(request) for request in self._table.requests())
                 end = file.tell()
-            _flock(fd, fcntl.F_RDLCK, _IN_USE)
             _flock(fd, fcntl.F_WRLCK, _LOG)  # the caller is not done yet
             os.rename(beside, self.path)
         except OSError:
@@ -221,15 +224,16 @@ class _Log:
         return min(2 * seconds, _LONGEST_PAUSE) or _FIRST_PAUSE
 
     def close(self) -> None:
-        """Close the file; it is opened again when needed."""
+        """Close the files; they are opened again when needed."""
         with self._lock:
             self._reset()
+            self._stop_using()
 
     def _reset(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-        self._in_use = False
+        self._in_use = self._in_use and self._users >= 0
         self._table = KeyValueTable()
         self._end = 0
 
@@ -238,6 +242,19 @@ class _Log:
         shares the open file."""
         self._lock = threading.Lock()
         self._reset()
+        self._stop_using()
+
+    def _stop_using(self) -> None:
+        if self._users >= 0:
+            os.close(self._users)
+        self._users = -1
+        self._in_use = False
+
+    def remove(self) -> None:
+        """Remove both files. The log's lock is held exclusively."""
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self.path}{_USERS}")
+        os.unlink(self.path)
 
     def _open_and_lock(self, deadline: float, exclusive: bool) -> None:
         """Lock the file that has the path now: the last user may have removed an earlier one."""
@@ -260,15 +277,22 @@ class _Log:
     def _use(self) -> None:
         """Take the lock of a user. Called the first time, while the log's lock is held
         exclusively."""
-        if self._in_use:
+        if self._in_use and (self._users < 0 or os.fstat(self._users).st_nlink):
             return
+        magic = os.pread(self._fd, len(_MAGIC), 0)
+        if magic != _MAGIC[: len(magic)]:
+            return  # `_begin` refuses it
+        self._stop_using()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with contextlib.suppress(OSError):
+            self._users = os.open(f"{self.path}{_USERS}", flags, 0o600)
+        fd = self._fd if self._users < 0 else self._users
         if self._fresh:
             with contextlib.suppress(OSError):  # another process uses it
-                _flock(self._fd, fcntl.F_WRLCK, _IN_USE)
-                if os.pread(self._fd, len(_MAGIC), 0) == _MAGIC:  # this process may empty it
-                    os.ftruncate(self._fd, 0)
+                _flock(fd, fcntl.F_WRLCK, _IN_USE)
+                os.ftruncate(self._fd, 0)
         self._fresh = False
-        _flock(self._fd, fcntl.F_RDLCK, _IN_USE)
+        _flock(fd, fcntl.F_RDLCK, _IN_USE)
         self._in_use = True
 
     def _open(self) -> None:

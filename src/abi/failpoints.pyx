@@ -10,7 +10,8 @@ from cydist._native.sync cimport add_u32, load_int, store_int
 cdef extern from "<unistd.h>" nogil:
     void leave "_exit"(int)
 
-POINTS = ("", "enter", "send.mid", "recv.mid", "wait", "leave", "rendezvous", "connect")
+POINTS = ("", "enter", "send.mid", "recv.mid", "wait", "leave", "rendezvous", "connect", "table",
+          "zero")
 ACTIONS = ("kill", "stop", "exit")
 
 cdef enum:

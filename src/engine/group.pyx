@@ -128,11 +128,37 @@ cdef class Group:
     @property
     def windows(self) -> bool:
         """Return whether the members share windows. Called before the group's first collective."""
+        return self.open_windows(now_ns() + <int64_t>(min(self.timeout or 1e9, 1e9) * 1e9))
+
+    def open_windows(self, int64_t deadline_ns) -> bool:
+        """Return whether the members share windows. Called before the group's first collective.
+
+        Raises CallError if that is not known at the deadline: a rank of this host is stopped while
+        it changes the table of the shared memory. Also raises what a signal handler raised.
+        """
+        cdef int status = OK, peer = -1
         if not self.asked_for_windows and self.open:
             self.asked_for_windows = True
-            self.link.open_windows(&self.comm)
+            self.running += 1
+            try:
+                status = self.link.open_windows(&self.comm, deadline_ns, &peer)
+            finally:
+                self.running -= 1
+                self.leave_comm()
+            if status != OK:
+                self.asked_for_windows = False
+                raise self.without_windows(status, peer)
             store_int(&self.control_plane.windows_open, self.comm.windows != NULL)
         return self.comm.windows != NULL
+
+    cdef object without_windows(self, int status, int peer):
+        """Return the CallError of a call that got no answer from the table of the shared memory."""
+        if status == TIMEOUT:
+            return CallError("timeout", peer, ours="" if peer >= 0 else (
+                "another rank of this host locks the table of the shared memory: it is stopped"))
+        if status == CLOSED or (status == INTERRUPTED and handler_has_raised()):
+            return failure(status, peer, -1)
+        return recorded_failure(&self.control_plane, self.comm.rank)
 
     @property
     def library_comm(self) -> int:
@@ -352,7 +378,7 @@ cdef class Group:
         cdef const Entry *entry = find(algorithm, code)
         if entry == NULL:
             raise ValueError(f"no algorithm for {collective} is called {algorithm.decode()!r}")
-        if entry.needs & WINDOWS and not self.windows:
+        if entry.needs & WINDOWS and not self.open_windows(deadline_ns):
             raise ValueError(f"{algorithm.decode()} needs windows, and this group has none")
         cdef double numbers[2]
         cdef Reduction reducing

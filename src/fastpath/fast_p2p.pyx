@@ -97,7 +97,11 @@ cdef inline int run_message(object group, Group native, str name, Request *r, bi
         if status == OK:
             status = native.comm.wait(&native.comm, r, min(now + SHORT_NS, deadline_ns))
     if status == TIMEOUT:
-        group.waiting = (name, r.peer)
+        try:
+            group.waiting = (name, r.peer)
+        except BaseException:       # r is on the caller's stack, and must not stay in a queue
+            give_up(native, r, INTERRUPTED)
+            raise
         with nogil:
             status = wait_and_ask(&native.comm, r, deadline_ns)
         group.waiting = None

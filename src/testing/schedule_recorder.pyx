@@ -204,9 +204,10 @@ cdef class ScheduleRecorder:
         self.comm.peers = self.peers
         self.comm.comm_id = 1
         self.comm.aborted = &self.aborted
+        cdef int peer = -1
         link.attach_comm(&self.comm)
         self.link = link
-        link.open_windows(&self.comm)
+        link.open_windows(&self.comm, 0, &peer)
 
     def __dealloc__(self):
         if self.link is not None:

@@ -222,3 +222,12 @@ def test_anybody_may_register_a_family(table):
         return dist.get_backend(), gathered
 
     assert run_threads(body, 2, "theirs:inproc") == [("theirs:inproc", [0, 1])] * 2
+
+
+def test_only_own_backends_are_authenticated_by_default() -> None:
+    """A backend of others has nothing unpickled unless it says that nobody else can send there."""
+    from cydist.backends.host.group import HostGroup
+    from cydist.groups.process_group import ProcessGroup
+
+    assert not ProcessGroup.authenticated
+    assert HostGroup.authenticated

@@ -81,7 +81,7 @@ def test_error_file(launcher: Launcher) -> None:
 def test_restarts(launcher: Launcher) -> None:
     """A failure restarts all ranks with a new secret and the next number, to the limit."""
     script = launcher.script(
-        "secret = os.read(int(os.environ['CYDIST_SECRET_FD']), 100).hex()",
+        "secret = os.read(int(os.environ['CYDIST_SECRET_FD'].split(':')[0]), 100).hex()",
         "print(os.environ['CYDIST_RESTART_COUNT'], secret)",
         "sys.exit(rank and 7)",
     )

@@ -59,7 +59,7 @@ def test_ranks_find_each_other(tmp_path: Path, method: str) -> None:
     functions = """
 def rank(i, a, b):
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR"
-    secret = os.read(int(os.environ["CYDIST_SECRET_FD"]), 100)
+    secret = os.read(int(os.environ["CYDIST_SECRET_FD"].split(":")[0]), 100)
     bound = None
     if "CYDIST_STORE_FD" in os.environ:
         with socket.socket(fileno=int(os.environ["CYDIST_STORE_FD"])) as store:

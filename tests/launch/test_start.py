@@ -160,7 +160,7 @@ def test_a_listener_on_master_port_does_not_stop_the_job(launcher: Launcher, giv
 def test_secret_is_not_in_sight(launcher: Launcher) -> None:
     """All workers read one secret from a descriptor; no environment or command line holds it."""
     script = launcher.script(
-        "secret = os.read(int(os.environ['CYDIST_SECRET_FD']), 100)",
+        "secret = os.read(int(os.environ['CYDIST_SECRET_FD'].split(':')[0]), 100)",
         "print('secret', secret.hex(), flush=True)",
         "pause()",
     )

@@ -3,7 +3,7 @@
    Models
      src/transports/shm/shm_peers.pyx: ring_doorbell, announce_sleep, end_sleep
      src/transports/shm/shm_ring.pyx: write_ring
-     src/transports/stream/stream_progress.pyx: handle, progress, sleep_and_handle, nothing_to_do
+     src/transports/stream/stream_progress.pyx: handle_events, progress, sleep_and_handle, nothing_to_do
 
    A rank has two threads that may sleep. The first ends when all of writer 0 is read, the second
    when all of both writers is read.
@@ -57,7 +57,7 @@ proctype Writer(byte i)
     od
 }
 
-/* handle() and poll_local(): the last thread to wake takes the bytes of the bell. */
+/* handle_events() and poll_local(): the last thread to wake takes the bytes of the bell. */
 inline look_around()
 {
 #ifdef TAKE_BELL_FROM_SLEEPER

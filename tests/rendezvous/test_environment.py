@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
 import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 import pytest
@@ -254,13 +255,16 @@ def test_several_hosts_need_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeMPI:
-    """MPI's messages among threads: what the meeting needs of mpi4py. Rank 0 sends."""
+    """MPI's messages among threads, between rank 0 and all others: what the meeting needs of
+    mpi4py."""
 
     BYTE = ANY_SOURCE = object()
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.sent: queue.Queue[bytes] = queue.Queue()
+        self.sent: Queue[bytes] = Queue()
+        self.answers: Queue[bytes] = Queue()
+        self.carried = b""  # all that was sent
         self.COMM_WORLD = self
 
     def Get_size(self) -> int:
@@ -270,14 +274,18 @@ class FakeMPI:
         return 0
 
     def Issend(self, content: list[Any], to: int, tag: int) -> FakeRequest:
-        self.sent.put(bytes(content[0]))
-        return FakeRequest(self.sent.empty)
+        queue = self.sent if to else self.answers
+        queue.put(bytes(content[0]))
+        self.carried += bytes(content[0])
+        return FakeRequest(queue.empty)
 
     def Irecv(self, into: list[Any], source: object, tag: int) -> FakeRequest:
+        queue = self.sent if source in (0, self.ANY_SOURCE) else self.answers
+
         def arrived() -> bool:
             try:
-                into[0][:] = self.sent.get_nowait()
-            except queue.Empty:
+                into[0][:] = queue.get_nowait()
+            except Empty:
                 return False
             return True
 
@@ -301,7 +309,38 @@ def test_mpi_carries_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     monkeypatch.setattr(launcher_env, "import_mpi", lambda: fake)
     monkeypatch.setattr(handlers, "public_address", lambda: HOST)
-    check_met(meet("env://", [0, 1, 2]))
+    with pytest.warns(RuntimeWarning, match="CYDIST_SECRET_FILE"):
+        check_met(meet("env://", [0, 1, 2]))
+    assert bytes(auth.secret()) in fake.carried
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_secret_that_all_share_does_not_travel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, same: bool
+) -> None:
+    """Where all ranks have the same user's secret it stays where it is; a keyed hash shows it."""
+    auth.forget_secret()
+    fake = FakeMPI(3)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(launcher_env, "import_mpi", lambda: fake)
+    monkeypatch.setattr(handlers, "public_address", lambda: HOST)
+    found = auth.user_secret_tag
+    if not same:
+        monkeypatch.setattr(
+            auth,
+            "user_secret_tag",
+            lambda nonce, create=False: found(nonce, create=True) if create else b"x" * 32,
+        )
+    with contextlib.ExitStack() as stack:
+        if not same:
+            stack.enter_context(pytest.warns(RuntimeWarning, match="share no"))
+        check_met(meet("env://", [0, 1, 2]))
+    kept = bytes.fromhex(auth.user_secret_path().read_text())
+    assert (auth.secret() == kept) is same
+    assert (bytes(auth.secret()) in fake.carried) is not same
+    assert kept not in fake.carried
 
 
 @pytest.mark.parametrize(("rank", "late"), [(0, (1, 2)), (1, (0,))], ids=["rank 0", "rank 1"])

@@ -100,22 +100,25 @@ def test_a_rank_that_is_no_number_is_named() -> None:
         (TORCHRUN, "torchrun none"),
         (OPENMPI, "openmpi prterun-vm-677@1"),
         (SLURM, "slurm 77 3"),
+        (SLURM | {"SLURM_RESTART_COUNT": "1"}, "slurm 77 3 1"),
         ({}, ""),
     ],
-    ids=["torchrun", "openmpi", "srun", "alone"],
+    ids=["torchrun", "openmpi", "srun", "requeued", "alone"],
 )
 def test_job_has_a_name(environ: dict[str, str], job: str) -> None:
     """Jobs, steps and restarts are told apart; nothing is invented."""
     assert launcher_env.job_id(environ) == job
 
 
-def test_hydras_job_is_named_by_its_proxy() -> None:
-    """Hydra gives no name: its process on this host, our ancestor, and its start time do."""
+@pytest.mark.parametrize("name", ["hydra_pmi_proxy", "prterun"])
+def test_a_job_is_named_by_its_launchers_start(name: str) -> None:
+    """Hydra gives no name, and Open MPI one that each start of a container repeats: the launcher's
+    process on this host, our ancestor, and its start time do."""
     code = (
         "import ctypes, subprocess, sys\n"
-        "ctypes.CDLL(None).prctl(15, b'hydra_pmi_proxy', 0, 0, 0)\n"
+        f"ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\n"
         "ask = ('from cydist.rendezvous import launcher_env as l;'\n"
-        "       'print(l._server_id(\"hydra_pmi_proxy\"))')\n"
+        f'       \'print(l._server_id(("no such", "{name}")))\')\n'
         "shell = ['sh', '-c', f\"'{sys.executable}' -c '{ask}'; true\"]\n"
         "for _ in range(2): subprocess.run(shell, check=True)"
     )
@@ -124,8 +127,17 @@ def test_hydras_job_is_named_by_its_proxy() -> None:
     )
     first, second = process.stdout.decode().splitlines()
     assert first == second
-    assert first.startswith("hydra_pmi_proxy ")
-    assert launcher_env._server_id("no such ancestor") == ""
+    assert first.startswith(f"{name} ")
+    assert launcher_env._server_id(("no such ancestor",)) == ""
+
+
+def test_only_a_job_on_one_host_is_named_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several hosts the launcher's processes differ, and the name must not."""
+    monkeypatch.setattr(launcher_env, "_server_id", lambda names: f"{names[0]} 1 2")
+    hydra = {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}
+    assert launcher_env.job_id(hydra) == "hydra_pmi_proxy 1 2"
+    assert launcher_env.job_id(hydra | {"MPI_LOCALNRANKS": "2"}) == ""
+    assert launcher_env.job_id(OPENMPI) == "openmpi prterun-vm-677@1 prterun 1 2"
 
 
 @pytest.mark.parametrize(

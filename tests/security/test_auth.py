@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,8 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_ranks import has_ipv6
 
+import cydist as dist
 from cydist.errors import AuthenticationError, DistNetworkError, DistTimeoutError
+from cydist.launch import __main__ as launch
 from cydist.net import auth
+from cydist.net import secret as secret_module
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6")
 
@@ -463,6 +467,80 @@ def test_a_secret_that_was_read_before_is_explained(monkeypatch: pytest.MonkeyPa
         auth.secret()
 
 
+def test_another_file_with_the_descriptors_number_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Below a wrapper that closes descriptors the number is the program's own file by then."""
+    reader, writer = os.pipe()
+    os.write(writer, SECRET)
+    os.close(writer)
+    monkeypatch.setenv("CYDIST_SECRET_FD", secret_module.descriptor_text(reader))
+    own = os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT)
+    os.dup2(own, reader)
+    with pytest.raises(AuthenticationError, match=r"another file.*started through a wrapper\?"):
+        auth.secret()
+    assert os.fstat(reader).st_ino == os.fstat(own).st_ino
+    for fd in (own, reader):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("source", ["user", "file", "descriptor", "mpi"])
+def test_no_traceback_shows_the_secret(
+    monkeypatch: pytest.MonkeyPatch, secret_file: Path, source: str
+) -> None:
+    """A start that fails shows it in none of its frames' local variables, nor in their repr."""
+    if source != "file":
+        monkeypatch.delenv("CYDIST_SECRET_FILE")
+    if source == "descriptor":
+        fd = os.memfd_create("secret")
+        os.write(fd, SECRET)
+        monkeypatch.setenv("CYDIST_SECRET_FD", secret_module.descriptor_text(fd))
+    if source == "mpi":
+        auth.set_secret(bytes(SECRET))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(dist.DistError) as caught:
+            dist.init_process_group(
+                "tcp", init_method=f"tcp://127.0.0.1:{taken.getsockname()[1]}",
+                rank=1, world_size=2, timeout=0.2,
+            )  # fmt: skip
+    text = ""
+    error: BaseException | None = caught.value
+    while error is not None:  # those that the traceback leaves out, too, as error trackers do
+        found = traceback.TracebackException.from_exception(error, capture_locals=True)
+        text += "".join(found.format())
+        error = error.__context__
+    value = bytes(auth.secret())
+    assert "<secret>" in text
+    assert repr(value)[2:-1] not in text
+    assert value.hex() not in text
+    assert repr(auth.secret()) == str(auth.secret()) == f"{auth.secret()}" == "<secret>"
+
+
+def test_a_malformed_secret_is_not_shown(secret_file: Path) -> None:
+    """Nor is one that is refused."""
+    secret_file.write_text("correct horse battery staple")
+    with pytest.raises(AuthenticationError) as caught:
+        auth.secret()
+    found = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    assert "horse" not in "".join(found.format())
+
+
+def test_a_renewed_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    """cydistrun --new-secret replaces the user's file; a process that has read it keeps its own."""
+    before = auth.secret()
+    path = auth.user_secret_path()
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["--new-secret"])
+    assert ended.value.code == 0
+    assert str(path) in "".join(capsys.readouterr())
+    assert auth.secret() == before
+    auth.forget_secret()
+    assert auth.secret() != before
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(path.parent) == [path.name]
+
+
 @pytest.fixture
 def secret_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "secret"
@@ -496,18 +574,59 @@ def test_open_file_is_refused(secret_file: Path, mode: int) -> None:
         auth.secret()
 
 
-@pytest.mark.parametrize("kind", ["symlink", "directory", "fifo", "missing"])
+@pytest.mark.parametrize("kind", ["directory", "fifo", "missing"])
 def test_only_regular_files_are_read(secret_file: Path, kind: str) -> None:
-    """Links, directories and fifos are refused, and nothing blocks."""
-    target = secret_file.rename(secret_file.with_name("target"))
-    if kind == "symlink":
-        secret_file.symlink_to(target)
-    elif kind == "directory":
+    """Directories and fifos are refused, and nothing blocks."""
+    secret_file.rename(secret_file.with_name("target"))
+    if kind == "directory":
         secret_file.mkdir(mode=0o700)
     elif kind == "fifo":
         os.mkfifo(secret_file, 0o600)
     with pytest.raises(AuthenticationError, match="secret file"):
         auth.secret()
+
+
+@pytest.fixture
+def mounted(secret_file: Path) -> Path:
+    """The secret as Kubernetes mounts it: a link to a link to a folder of the version."""
+    version = secret_file.with_name("..2026")
+    version.mkdir()
+    target = secret_file.rename(version / "secret")
+    secret_file.with_name("..data").symlink_to("..2026")
+    secret_file.symlink_to("..data/secret")
+    return target
+
+
+def test_a_linked_file_is_read(mounted: Path) -> None:
+    """A link of this user's or of root's leads to the file, which is checked."""
+    assert auth.secret() == SECRET
+
+
+def test_a_strangers_link_is_refused(
+    mounted: Path, secret_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user could let a link lead elsewhere."""
+    if os.geteuid() != 0:
+        pytest.skip("root is needed")
+    os.chown(secret_file, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(AuthenticationError, match="cannot be read"):
+        auth.secret()
+
+
+@pytest.mark.parametrize("mode", [0o440, 0o400, 0o444])
+def test_a_file_of_root_is_read_if_others_cannot(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """A file of root's for a group, as with fsGroup, is taken; else the error says how."""
+    if os.geteuid() != 0:
+        pytest.skip("root is needed")
+    mounted.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    if mode == 0o444:
+        with pytest.raises(AuthenticationError, match=r"mode 0444.*Kubernetes.*0440 with fsGroup"):
+            auth.secret()
+    else:
+        assert auth.secret() == SECRET
 
 
 def test_set_secret_yields_to_the_file(secret_file: Path) -> None:

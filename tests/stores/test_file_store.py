@@ -153,7 +153,7 @@ def test_log_stays_short(tmp_path: Path, short_log: int) -> None:
         ]
         assert store.queue_len("q") == 3
     assert [second.queue_pop("q") for _ in range(3)] == [b"497", b"498", b"499"]
-    assert os.listdir(tmp_path) == ["store"]
+    assert sorted(os.listdir(tmp_path)) == ["store", "store.users"]
 
 
 def test_who_waits_sees_through_a_new_log(tmp_path: Path, short_log: int) -> None:
@@ -201,6 +201,38 @@ def test_fresh_empties_what_nobody_uses(tmp_path: Path) -> None:
     assert user.stdin is not None
     user.stdin.close()
     user.stdout.close()
+
+
+def test_fresh_sees_users_through_a_new_log(tmp_path: Path, short_log: int) -> None:
+    """A user whose file was replaced while it was idle still counts, when the one that replaced it
+    has ended."""
+    path = str(tmp_path / "store")
+    idle, writer = FileStore(path), FileStore(path)
+    with open(path) as before:
+        for _ in range(100):
+            writer.set("filler", "x" * 100)
+        assert os.fstat(before.fileno()).st_nlink == 0
+    writer.set("key", "v")
+    writer.close()
+    third = FileStore(path, fresh=True)
+    assert third.check(["key"])
+    assert idle.get("key") == b"v"
+    for store in (idle, third):
+        store.close()
+    assert not FileStore(path, fresh=True).check(["key"])
+
+
+def test_without_a_second_file_the_first_has_the_locks(tmp_path: Path) -> None:
+    """Where a user may not make the second file, users are seen by the first."""
+    path = str(tmp_path / "store")
+    (tmp_path / "store.users").mkdir()
+    first = FileStore(path)
+    first.set("key", "v")
+    second = FileStore(path, fresh=True)
+    assert second.check(["key"])
+    first.close()
+    second.close()
+    assert not FileStore(path, fresh=True).check(["key"])
 
 
 def test_fresh_leaves_other_files_alone(tmp_path: Path) -> None:

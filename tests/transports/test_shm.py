@@ -84,6 +84,14 @@ def test_unsealed_memory_is_refused() -> None:
         _native.SharedMemory.attach(fd, TOKEN)
 
 
+def test_memory_that_is_open_to_others_is_refused() -> None:
+    """A rank maps only what its own user made, closed to all others."""
+    made = memory()
+    os.fchmod(made.fd, 0o640)
+    with pytest.raises(ValueError, match="open to others"):
+        _native.SharedMemory.attach(os.dup(made.fd), TOKEN)
+
+
 def test_memory_of_another_job_is_refused() -> None:
     """Who does not find the token in it is looking at something else."""
     made = memory()

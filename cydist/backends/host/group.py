@@ -57,6 +57,8 @@ class HostGroup(ProcessGroup):
     fast_messages = fast_calls = True  # whether src/fastpath makes all checks that its calls need
     library = ""  # the name of a library below the link with its own collectives
 
+    authenticated = True
+
     def __init__(
         self,
         endpoint: Endpoint,
@@ -104,7 +106,8 @@ class HostGroup(ProcessGroup):
     @property
     def windows(self) -> bool:
         """Return whether the ranks can map each other's memory."""
-        return self._native.windows
+        with self.failures("the first call", None, self.deadline(None)):
+            return self._native.windows
 
     def share(self, nbytes: int) -> memoryview | None:
         link = self._endpoint.link
@@ -431,7 +434,7 @@ class HostGroup(ProcessGroup):
         algorithm: str = "",
     ) -> None:
         code, factor = (0, None) if op is None else op_and_factor(op)
-        windows = self._native.windows
+        windows = self._open_windows(call)
         segment_bytes = tuning_table.segment_bytes(self._size, windows)
         if not algorithm:
             algorithm = tuning_table.choose(
@@ -458,6 +461,11 @@ class HostGroup(ProcessGroup):
                 flags=(EVEN if even else 0) | flags,
                 segment_bytes=segment_bytes,
             )  # fmt: skip
+
+    def _open_windows(self, call: Call) -> bool:
+        """Return whether the group has windows; its first call may wait for that."""
+        with self.failures(call.name, call.seq, call.deadline, call.began):
+            return self._native.open_windows(call.deadline_ns)
 
     def failed_call(self, name: str, seq: int, ended: BaseException) -> None:
         """Fail the group after a call on the fast path, and raise the error for how it ended."""

@@ -127,7 +127,7 @@ class MpiGroup(HostGroup):
         reason the creation of one must not wait for another's. If not every thread may call MPI,
         there is no communicator, and the group's calls use messages.
         """
-        if not self._native.windows and self._endpoint.threads.concurrent:
+        if not self._open_windows(call) and self._endpoint.threads.concurrent:
             self._agree_and_create(call)
         self._created = True
 
@@ -154,7 +154,7 @@ class MpiGroup(HostGroup):
             return False
         if not self._created:
             self._create_communicator(call)
-        if self._native.windows and not self._created_for_devices:
+        if self._open_windows(call) and not self._created_for_devices:
             self._agree_and_create(call)
             self._created_for_devices = True
         return self._comm is not None

@@ -3,7 +3,7 @@ import threading
 import weakref
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport OK, Comm, Link, Window, Windows
@@ -237,7 +237,7 @@ cdef class InprocLink(Link):
             raise MemoryError("no memory for a group")
         return 0
 
-    cdef int open_windows(self, Comm *t) except -1:
+    cdef int open_windows(self, Comm *t, int64_t deadline_ns, int *peer) except -100:
         cdef char *memory = self.hub.segment(t.comm_id, t.size)
         cdef Windows *windows = <Windows *>calloc(1, sizeof(Windows) + t.size * sizeof(Window))
         if windows == NULL:
@@ -252,7 +252,7 @@ cdef class InprocLink(Link):
         windows.mapped = mapped
         lay_out(windows, memory, t.size, self.hub.slots, self.hub.slot_bytes)
         t.windows = windows
-        return 0
+        return OK
 
     cdef void detach_comm(self, Comm *t) noexcept:
         with nogil:

@@ -22,7 +22,7 @@ from cydist._native.matching cimport (
 from cydist._native.stream_send cimport begin_request, finish_request, forget_request, is_local
 from cydist._native.stream_peers cimport mark_lost
 from cydist._native.stream_liveness cimport ALL_LANES, on_farewell
-from cydist._native.stream cimport FOREIGN, DIED, LEFT, Incoming, incoming
+from cydist._native.stream cimport FOREIGN, DIED, LEFT, STARVED, Incoming, incoming
 
 cdef enum:
     HEADER_TAG = 0              # MPI's tag of all headers; payloads have the others
@@ -384,6 +384,7 @@ cdef void queue_unexpected(Net *net, const MpiHeader *header, const char *data) 
     """Keep a message that no receive has asked for yet."""
     cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
+        mark_lost(net, header.peer, STARVED)    # its next message would be taken for this one
         return
     item.comm_id = header.comm_id
     item.tag = header.tag
@@ -405,6 +406,8 @@ cdef void deliver(Mpi *mpi, Request *r, const MpiHeader *header, const char *dat
     cdef int status = fit
     if fit != OK:
         refuse(mpi, header)
+    elif header.under == 0 and header.nbytes > 0 and data == NULL:
+        status = NO_MEMORY      # when it arrived
     elif header.under == 0:
         copy(r.ptr, data, header.nbytes)
     else:

@@ -8,6 +8,7 @@ from bisect import bisect
 from collections import deque
 
 cimport cython
+from libc.errno cimport ENOMEM
 from cpython.buffer cimport Py_buffer, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t, uintptr_t
@@ -24,12 +25,63 @@ cdef const char *BYTES = b"B"           # the buffer protocol's format of export
 
 
 def available() -> int:
-    """Return the bytes that can be allocated before the host must reclaim memory from others."""
+    """Return the bytes that can be allocated before the host must reclaim memory from others, or
+    before the kernel kills a process of this one's cgroup."""
+    left = cgroup_left()
     with open("/proc/meminfo", "rb") as lines:
         for line in lines:
             if line.startswith(b"MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 1 << 62
+                return min(left, int(line.split()[1]) << 10)
+    return left
+
+
+# The files of a cgroup of each version: limit, use, and the line of memory.stat with the bytes of
+# files, which the kernel gives up before it kills a process.
+CGROUPS = {
+    b"": ("sys/fs/cgroup", "memory.max", "memory.current", b"inactive_file"),
+    b"memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                b"total_inactive_file"),
+}
+
+
+def cgroup_left(str root="/") -> int:
+    """Return the bytes that this process's cgroups may still take, the smallest on the way up.
+
+    root        the tree in which to look, for tests
+    """
+    left = 1 << 62
+    try:
+        with open(f"{root}/proc/self/cgroup", "rb") as lines:
+            entries = [line.rstrip(b"\n").split(b":", 2) for line in lines]
+    except OSError:
+        return left
+    for _, controllers, path in entries:
+        for controller in controllers.split(b","):
+            if controller in CGROUPS:
+                top, *files = CGROUPS[controller]
+                parts = [each for each in path.decode().split("/") if each not in ("", "..")]
+                # A container may see its own cgroup as the top one, under the host's path.
+                for depth in range(len(parts), -1, -1):
+                    left = min(left, one_left("/".join((root, top, *parts[:depth])), *files))
+    return left
+
+
+def one_left(str directory, str limit, str used, bytes files):
+    try:
+        with open(f"{directory}/{limit}", "rb") as file:
+            most = file.read().strip()
+        if not most.isdigit() or int(most) >= 1 << 62:      # v2: max; v1: nearly 2^63
+            return 1 << 62
+        with open(f"{directory}/{used}", "rb") as file:
+            left = int(most) - int(file.read())
+        with open(f"{directory}/memory.stat", "rb") as lines:
+            for line in lines:
+                name, _, count = line.partition(b" ")
+                if name == files:
+                    left += int(count)
+    except (OSError, ValueError):
+        return 1 << 62
+    return max(0, left)
 
 
 cdef class Heap:
@@ -78,14 +130,17 @@ cdef class Heap:
             raise MemoryError(f"{nbytes} bytes are more than the {self.nbytes} of a rank's part "
                               "of the host's shared memory")
         if room > (spare := available()):
-            raise MemoryError(f"no shared memory for an array of {nbytes} bytes: this host has "
-                              f"{spare} bytes left")
+            raise MemoryError(f"no shared memory for an array of {nbytes} bytes: this host, or "
+                              f"this process's cgroup, has {spare} bytes left")
         with self.lock:
             self.reclaim()
             held = HeapBuffer.__new__(HeapBuffer, self, self.first_fit(room), nbytes, room)
         while done < held.room and not error:
             PyErr_CheckSignals()
             some = min(held.room - done, <uint64_t>UNHEARD_BYTES)
+            if done and some > available():     # other ranks take memory at the same time
+                error = ENOMEM
+                break
             with nogil:
                 error = take_pages(self.fd, self.start + held.offset + done, some)
             done += some

@@ -1,12 +1,15 @@
 """Ranks of one host: windows in shared memory, and a link for messages."""
 cimport cython
 from libc.errno cimport ESRCH, errno
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Link, OK, PEER_LOST, Comm, UNREACHABLE, Window, Windows
-from cydist._native.linux cimport getpid, iovec, process_vm_readv, process_vm_writev
-from cydist._native.shm_memory cimport LEAVING, SharedMemory, whole_pages
+from cydist._native.abi cimport (
+    Link, OK, PEER_LOST, Comm, UNREACHABLE, Window, Windows, slice_end,
+)
+from cydist._native.linux cimport getpid, iovec, process_vm_readv, process_vm_writev, usleep
+from cydist._native.matching cimport group_rank
+from cydist._native.shm_memory cimport BUSY, LEAVING, SharedMemory, give_back, whole_pages
 from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, close_local_peers, has_ended
 from cydist._native.sync cimport LOOKS, SPINS, cores, load_int, store_int
 from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
@@ -14,6 +17,8 @@ from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_
 cdef enum:
     SLOTS = 8                   # of every group's windows
     SLOT_BYTES = 131072
+    FIRST_PAUSE_US = 20         # of a rank that waits for the table of the memory
+    LONGEST_PAUSE_US = 5000
 
 
 ctypedef struct ShmWindows:     # the object that t.windows points to
@@ -101,8 +106,10 @@ cdef class ShmLink(Link):
     cdef LocalPeers *shm
     cdef bint closed
     cdef int most_spins
+    cdef list unfinished        # groups that could not be left yet, by comm_id
 
     def __init__(self, Link messages not None, SharedMemory memory not None, sharers):
+        self.unfinished = []
         self.messages = messages
         self.memory = memory
         self.rank = messages.rank
@@ -116,26 +123,41 @@ cdef class ShmLink(Link):
     cdef int attach_comm(self, Comm *t) except -1:
         return self.messages.attach_comm(t)
 
-    cdef int open_windows(self, Comm *t) except -1:
+    cdef int open_windows(self, Comm *t, int64_t deadline_ns, int *peer) except -100:
         cdef size_t nbytes = t.size * window_bytes(SLOTS, SLOT_BYTES)
-        cdef uint64_t offset
+        cdef uint64_t offset, fresh = 0
         cdef ShmWindows *made
         cdef LocalPeers *n = self.shm
-        cdef int i
+        cdef int holder, pause = FIRST_PAUSE_US, status = OK
         if not all_local(n, t):
-            return 0
+            return OK
+        self.leave_late()
         nbytes = whole_pages(nbytes)
         made = <ShmWindows *>calloc(1, sizeof(ShmWindows) + t.size * sizeof(Window))
         if made == NULL:
             raise MemoryError(f"no memory for the windows of {t.size} ranks")
         with nogil:
-            for i in range(n.places):
-                if i != n.own and has_ended(n, i):
-                    self.memory.mark_dead(i)
-            offset = self.memory.open_region(t.comm_id, t.peers, n.place, t.size, nbytes)
-        if offset == 0:
+            self.mark_dead()
+            offset = self.memory.open_region(t.comm_id, t.peers, n.place, t.size, n.own, nbytes,
+                                             &fresh, &holder)
+            while offset == BUSY:
+                # The rank that holds the lock, or zeroes the windows, may be stopped.
+                status = slice_end(t, deadline_ns)
+                if status != OK:
+                    break
+                usleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_US)
+                if holder >= 0:
+                    self.mark_dead()
+                offset = self.memory.open_region(t.comm_id, t.peers, n.place, t.size, n.own, nbytes,
+                                                 &fresh, &holder)
+            if fresh != 0:
+                give_back(n.head, fresh, nbytes)
+        if status != OK:
+            peer[0] = group_rank(t, n.ranks[holder]) if holder >= 0 else -1
+        if offset == 0 or status != OK:
             free(made)
-            return 0
+            return status
         made.shm = n
         made.windows.of = <Window *>(made + 1)
         made.windows.spins = made.windows.most_spins = self.most_spins
@@ -150,15 +172,34 @@ cdef class ShmLink(Link):
         t.raise_flag = raise_flag
         t.wait_flag = wait_flag
         t.windows = &made.windows
-        return 0
+        return OK
+
+    cdef void mark_dead(self) noexcept nogil:
+        cdef LocalPeers *n = self.shm
+        cdef int i
+        for i in range(n.places):
+            if i != n.own and has_ended(n, i):
+                self.memory.mark_dead(i)
+
+    cdef void leave_late(self) noexcept:
+        """Leave the groups whose end found the table locked."""
+        cdef uint64_t comm_id
+        while self.unfinished:
+            comm_id = self.unfinished.pop()
+            with nogil:
+                self.memory.leave_late(comm_id, self.shm.own)
 
     cdef void detach_comm(self, Comm *t) noexcept:
         self.messages.detach_comm(t)
         cdef LocalPeers *n = self.shm
+        cdef bint left, patient
         # A forked child leaves no group.
         if getpid() == self.memory.pid and all_local(n, t):
+            patient = not self.unfinished
             with nogil:
-                self.memory.leave_region(t.comm_id, t.peers, n.place, t.size, n.own)
+                left = self.memory.leave_region(t.comm_id, t.peers, n.place, t.size, n.own, patient)
+            if not left:
+                self.unfinished.append(t.comm_id)
         free(t.windows)
         t.windows = NULL
 

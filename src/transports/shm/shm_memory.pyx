@@ -7,20 +7,23 @@ groups get no windows, and their calls go over messages.
 """
 import os
 
-from libc.errno cimport EINTR, errno
+from libc.errno cimport EBUSY, EINTR, errno
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.linux cimport (
     F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, MAP_FAILED, MAP_SHARED,
     COMMIT_BYTES, MFD_ALLOW_SEALING, MFD_CLOEXEC, PROT_READ, PROT_WRITE, PTHREAD_MUTEX_ROBUST,
-    PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, getpid, memfd_create, mmap,
-    munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_lock,
-    pthread_mutex_t, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
+    PTHREAD_PROCESS_SHARED, close, fchmod, fcntl, fstat, ftruncate, geteuid, getpid, memfd_create,
+    mmap, munmap, posix_fallocate, pthread_mutex_consistent, pthread_mutex_init, pthread_mutex_t,
+    pthread_mutex_trylock, pthread_mutex_unlock, pthread_mutexattr_destroy, pthread_mutexattr_init,
     pthread_mutexattr_setpshared, pthread_mutexattr_setrobust, pthread_mutexattr_t, stat_t,
-    take_pages,
+    take_pages, usleep,
 )
-from cydist._native.sync cimport load_u64, store_int, store_u64, compare_swap_u64
+from cydist._native.failpoints cimport TABLE, ZERO, reach
+from cydist._native.sync cimport (
+    and_u64, compare_swap_u64, load_int, load_u64, or_u64, store_int, store_u64,
+)
 
 from cydist._native.shm_heap import Heap
 
@@ -29,16 +32,24 @@ cdef extern from "<errno.h>" nogil:
 
 cdef enum:
     RING_BYTES = 262144         # of a ring's data, if there is enough memory
+    TRIES = 100                 # to take the lock, which is held for microseconds
+    PAUSE_US = 20               # between two tries
     SEALS = 7                   # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 
 cdef uint64_t MOST_ADDRESSES = 1ULL << 46    # a process has twice this many
 
 
-cdef void lock(SegmentHead *head) noexcept nogil:
-    if pthread_mutex_lock(&head.lock) == EOWNERDEAD:
+cdef bint try_lock(SegmentHead *head, int tries) noexcept nogil:
+    cdef int status = pthread_mutex_trylock(&head.lock)
+    while status == EBUSY and tries > 1:
+        tries -= 1
+        usleep(PAUSE_US)
+        status = pthread_mutex_trylock(&head.lock)
+    if status == EOWNERDEAD:
         # Its holder died between two stores. Every store leaves the table consistent, in program
         # order: where it matters, they are releases.
         pthread_mutex_consistent(&head.lock)
+    return status == 0 or status == EOWNERDEAD
 
 
 cdef void unlock(SegmentHead *head) noexcept nogil:
@@ -141,6 +152,8 @@ cdef class SharedMemory:
             raise OSError(errno, os.strerror(errno))
         if fcntl(fd, F_GET_SEALS) & SEALS != SEALS or status.st_size < <long>head_bytes(1):
             raise ValueError("this is not cydist's sealed memory: it could shrink while in use")
+        if status.st_uid != geteuid() or status.st_mode & 0o077:
+            raise ValueError("this memory belongs to another user, or is open to others")
         memory.map(status.st_size)
         if memory.head.layout != LAYOUT:
             raise ValueError("another version of cydist has laid this memory out")
@@ -187,19 +200,25 @@ cdef class SharedMemory:
         return self.head.used
 
     cdef uint64_t open_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                              uint64_t nbytes) noexcept nogil:
-        cdef uint64_t offset = 0, fresh = 0
-        cdef bint raced = True
-        cdef WindowRegion *region
+                              int own, uint64_t nbytes, uint64_t *fresh,
+                              int *holder) noexcept nogil:
+        cdef uint64_t offset = 0
+        cdef bint raced = True, zero = False
+        cdef WindowRegion *region = NULL
         cdef int i
-        lock(self.head)
+        holder[0] = -1
+        if not try_lock(self.head, TRIES):
+            return BUSY
+        reach(TABLE)
         i = self.find_region(comm_id)
-        while i < 0 and raced and not self.head.spent and self.find_free_region(nbytes) < 0:
+        while (i < 0 and raced and fresh[0] == 0 and not self.head.spent
+               and self.find_free_region(nbytes) < 0):
             # Not under the lock: it takes a while, and a rank that is stopped meanwhile would stop
             # all other ranks of the host.
             unlock(self.head)
-            fresh = reserve(self.head, self.fd, self.head.limit, nbytes, &raced)
-            lock(self.head)
+            fresh[0] = reserve(self.head, self.fd, self.head.limit, nbytes, &raced)
+            if not try_lock(self.head, TRIES):
+                return BUSY
             i = self.find_region(comm_id)
         if i < 0 and not self.head.spent:
             i = self.take_region(nbytes, REGIONS)
@@ -207,63 +226,86 @@ cdef class SharedMemory:
                 self.head.spent = 1
             else:
                 region = &self.head.region[i]
-                if region.nbytes != 0:
-                    memset(self.base + region.offset, 0, region.nbytes)
-                elif fresh != 0:
-                    region.offset, fresh = fresh, 0
+                zero = region.nbytes != 0
+                if not zero and fresh[0] != 0:
+                    region.offset, fresh[0] = fresh[0], 0
                     store_u64(&region.nbytes, nbytes)
+                store_int(&region.zeroing, 1 + own if zero else 0)
                 self.assign_region(i, comm_id, peers, place, size)
         if i >= 0:
             region = &self.head.region[i]
             if region.members == size and region.nbytes == nbytes:
                 offset = region.offset
-        if fresh != 0 and not give_back(self.head, fresh, nbytes):
-            self.free_region(fresh, nbytes)  # another rank of the group was first
+                holder[0] = load_int(&region.zeroing) - 1
+                if not zero and holder[0] >= 0 and self.is_dead(holder[0]):
+                    store_int(&region.zeroing, 1 + own)
+                    zero = True
+        if fresh[0] != 0 and (give_back(self.head, fresh[0], nbytes)
+                              or self.free_region(fresh[0], nbytes)):
+            fresh[0] = 0    # another rank of the group was first
         unlock(self.head)
+        if zero and offset != 0:
+            # Not under the lock, for the same reason. Other members wait for it.
+            reach(ZERO)
+            memset(self.base + offset, 0, nbytes)
+            store_int(&region.zeroing, 0)
+        elif holder[0] >= 0:
+            return BUSY
         return offset
 
-    cdef void leave_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                           int own) noexcept nogil:
-        cdef int i
-        lock(self.head)
-        i = self.find_region(comm_id)
+    cdef bint leave_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
+                           int own, bint patient) noexcept nogil:
+        # While this rank's bit is set no other group gets the `WindowRegion`, so clearing the bit
+        # takes no lock.
+        cdef int i = self.find_region(comm_id)
         if i < 0 and size > 1:
             # A member that asks later finds no windows, which no other member would use. Without
             # a free `WindowRegion` to say so, it keeps windows of its own until all members'
             # processes have ended.
-            i = self.take_region(0, REGIONS // 2)
-            if i >= 0:
-                self.assign_region(i, comm_id, peers, place, size)
+            if not try_lock(self.head, TRIES if patient else 1):
+                return False
+            i = self.find_region(comm_id)
+            if i < 0:
+                i = self.take_region(0, REGIONS // 2)
+                if i >= 0:
+                    store_int(&self.head.region[i].zeroing, 0)
+                    self.assign_region(i, comm_id, peers, place, size)
+            unlock(self.head)
         if i >= 0:
             self.drop_member(i, own)
-        unlock(self.head)
+        return True
+
+    cdef void leave_late(self, uint64_t comm_id, int own) noexcept nogil:
+        cdef int i = self.find_region(comm_id)
+        if i >= 0:
+            self.drop_member(i, own)
 
     cdef void mark_dead(self, int place) noexcept nogil:
-        cdef uint64_t bit = 1ULL << (place % 64)
         cdef int i
-        if load_u64(&self.dead[place // 64]) & bit:
-            return
-        lock(self.head)
-        for i in range(self.head.regions):
+        # In this order: `assign_region` stores a group's members before it looks who is dead.
+        or_u64(&self.dead[place // 64], 1ULL << (place % 64))
+        for i in range(load_int(&self.head.regions)):
             self.drop_member(i, place)
-        store_u64(&self.dead[place // 64], self.dead[place // 64] | bit)
-        unlock(self.head)
 
-    # Called under the lock. A `WindowRegion` is known by its number.
+    cdef bint is_dead(self, int place) noexcept nogil:
+        return load_u64(&self.dead[place // 64]) >> (place % 64) & 1
+
+    # Called under the lock, except `is_free`, `find_region` and `drop_member`. A `WindowRegion` is known
+    # by its number.
 
     cdef bint is_free(self, int i) noexcept nogil:
         cdef const uint64_t *present = self.present + <size_t>i * self.words
         cdef int k
         for k in range(self.words):
-            if self.head.region[i].members != 0 and present[k] != 0:
+            if load_int(&self.head.region[i].members) != 0 and load_u64(&present[k]) != 0:
                 return False
         return True
 
     cdef int find_region(self, uint64_t comm_id) noexcept nogil:
         """Return the group's `WindowRegion`; -1: it has none."""
         cdef int i
-        for i in range(self.head.regions):
-            if self.head.region[i].comm_id == comm_id and not self.is_free(i):
+        for i in range(load_int(&self.head.regions)):
+            if load_u64(&self.head.region[i].comm_id) == comm_id and not self.is_free(i):
                 return i
         return -1
 
@@ -285,15 +327,16 @@ cdef class SharedMemory:
             i = self.find_free_region(0)
         if i < 0 and self.head.regions < most:
             i = self.head.regions
-            self.head.regions += 1
+            store_int(&self.head.regions, i + 1)
         return i if i < most else -1
 
-    cdef void free_region(self, uint64_t offset, uint64_t nbytes) noexcept nogil:
-        """Keep memory for the next group that asks for this size."""
+    cdef bint free_region(self, uint64_t offset, uint64_t nbytes) noexcept nogil:
+        """Keep memory for the next group that asks for this size. Returns True."""
         cdef int i = self.take_region(0, REGIONS)
         if i >= 0:
             self.head.region[i].offset = offset
             store_u64(&self.head.region[i].nbytes, nbytes)
+        return True
 
     cdef void assign_region(self, int i, uint64_t comm_id, const int *peers, const int *place,
                             int size) noexcept nogil:
@@ -301,18 +344,22 @@ cdef class SharedMemory:
         cdef uint64_t *present = self.present + <size_t>i * self.words
         cdef int k, at
         store_int(&self.head.region[i].members, 0)
-        self.head.region[i].comm_id = comm_id
+        store_u64(&self.head.region[i].comm_id, comm_id)
         for k in range(self.words):
-            present[k] = 0
+            store_u64(&present[k], 0)
         for k in range(size):
             at = place[peers[k]]
-            present[at // 64] |= (1ULL << (at % 64)) & ~self.dead[at // 64]
+            or_u64(&present[at // 64], 1ULL << (at % 64))
+        for k in range(self.words):
+            and_u64(&present[k], ~load_u64(&self.dead[k]))
         store_int(&self.head.region[i].members, size)
 
     cdef void drop_member(self, int i, int place) noexcept nogil:
         """Record that this member has left, or will never join."""
         cdef uint64_t *word = self.present + <size_t>i * self.words + place // 64
-        store_u64(word, word[0] & ~(1ULL << (place % 64)))
+        cdef uint64_t bit = 1ULL << (place % 64)
+        if load_u64(word) & bit:
+            and_u64(word, ~bit)
 
 
 cdef uint64_t head_bytes(int ranks) noexcept nogil:

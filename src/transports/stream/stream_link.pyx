@@ -35,7 +35,7 @@ from cydist._native.stream_progress cimport (
     ensure_background, poll_once, progress, stop_background, wait,
 )
 from cydist._native.stream cimport (
-    BABBLED, DIED, FORGED, LEFT, LIVE, STAGING_BYTES, WANTED, Connection, Net, Outgoing,
+    BABBLED, DIED, FORGED, LEFT, LIVE, STAGING_BYTES, STARVED, WANTED, Connection, Net, Outgoing,
 )
 from cydist._native.sync cimport PAUSE_US, SPINS, cores, load_int
 
@@ -337,6 +337,8 @@ cdef class MessageLink(Link):
             return ("its connection was closed, because it was tampered with: a frame is not the "
                     "one that was sent. Somebody between the hosts, who does not know the job's "
                     "secret, drops, adds or changes frames, or the network damaged one")
+        if self.net.lost[peer] == STARVED:
+            return "this rank had no memory for a message from it, and closed the connection"
         return ""
 
     def left(self, int peer):

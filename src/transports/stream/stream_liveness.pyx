@@ -1,11 +1,13 @@
 """Departed and dead peers, and the receives that can therefore never complete."""
 from libc.stdint cimport uint64_t
 
-from cydist._native.abi cimport ANY_SOURCE, CONTROL_TAG, PEER_LOST, Request, Comm, has_left
+from cydist._native.abi cimport (
+    ANY_SOURCE, CONTROL_TAG, NO_MEMORY, PEER_LOST, Request, Comm, has_left,
+)
 from cydist._native.matching cimport (
     Item, any_posted, free_item, group_rank, note_farewell, remove,
 )
-from cydist._native.stream cimport LEFT, Net
+from cydist._native.stream cimport LEFT, STARVED, Net
 from cydist._native.stream_send cimport finish_request, send_control, lane_of
 from cydist._native.wire cimport FAREWELL
 
@@ -17,6 +19,10 @@ cdef inline bint has_departed(const Net *net, const Comm *t, int rank,
     False for control messages, which use any lane: only lost links end the receive of those.
     """
     return has_left(t, rank) and tag != CONTROL_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
+
+
+cdef int status_of_loss(const Net *net, int peer) noexcept nogil:
+    return NO_MEMORY if net.lost[peer] == STARVED else PEER_LOST
 
 
 cdef bint all_have_left(const Net *net, const Comm *t, uint64_t tag) noexcept nogil:
@@ -81,4 +87,4 @@ cdef void end_stranded(Net *net, int peer) noexcept nogil:
         r.source = group_rank(item.comm, peer)
         remove(item)
         free_item(item)
-        finish_request(net, r, PEER_LOST)
+        finish_request(net, r, status_of_loss(net, peer))

@@ -23,10 +23,10 @@ from cydist._native.shm_memory cimport SILENT
 from cydist._native.shm_peers cimport LocalPeers, has_ended, notify_all
 from cydist._native.shm_ring cimport NO_RINGS, pair_entry, close_writer
 from cydist._native.stream cimport (
-    ARRIVING, FOREIGN, DIED, ENDED, FILLING, LEFT, LIVE, RTS_ARRIVED, POSTED, PULLING,
+    ARRIVING, FOREIGN, DIED, ENDED, FILLING, LEFT, LIVE, RTS_ARRIVED, POSTED, PULLING, STARVED,
     STAGING_BYTES, Connection, FrameKeys, Incoming, Net, Outgoing, incoming,
 )
-from cydist._native.stream_liveness cimport end_stranded
+from cydist._native.stream_liveness cimport end_stranded, status_of_loss
 from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
 
@@ -128,7 +128,7 @@ cdef void end_connection(Connection *c, int how) noexcept nogil:
     cdef Connection *other
     cdef int lane
     close_socket(c)
-    fail_requests(c, PEER_LOST)
+    fail_requests(c, NO_MEMORY if how == STARVED else PEER_LOST)
     if how == LEFT:
         for lane in range(net.lanes):
             other = net.connections[c.peer * net.lanes + lane]
@@ -153,7 +153,7 @@ cdef void mark_lost(Net *net, int peer, int how) noexcept nogil:
         c = net.connections[peer * net.lanes + lane]
         if c != NULL:
             close_socket(c)
-            fail_requests(c, PEER_LOST)
+            fail_requests(c, status_of_loss(net, peer))
     while True:
         item = any_arrived(&net.queues, unfinished_from, &peer)
         if item == NULL:

@@ -5,7 +5,7 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
+    ANY_SOURCE, CLOSED, CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Request,
 )
 from cydist._native.pipeline cimport copy
 from cydist._native.failpoints cimport RECV_MID, reach
@@ -23,13 +23,13 @@ from cydist._native.stream_send cimport (
     on_reply, begin_request, finish_request, send_control, forget_request, return_credit,
 )
 from cydist._native.stream_liveness cimport (
-    ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member,
+    ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member, status_of_loss,
 )
 from cydist._native.shm_ring cimport readable_bytes, advance_read
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream cimport (
     ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT,
-    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, Connection, Incoming, Net, incoming,
+    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, STARVED, Connection, Incoming, Net, incoming,
 )
 from cydist._native.wire cimport (
     CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, MAGIC, REFUSED, RTS, SEND, TAKEN,
@@ -60,7 +60,8 @@ cdef int post_recv(Net *net, Comm *t, Request *r) noexcept nogil:
     if cannot_arrive(net, t, peer, r.tag):
         if peer == ANY_SOURCE:
             r.source = dead_member(net, t)
-        return PEER_LOST
+            peer = t.peers[r.source] if r.source >= 0 else net.rank
+        return status_of_loss(net, peer)
     item = new_item(t, r, peer, sizeof(Incoming))
     if item == NULL:
         return NO_MEMORY
@@ -193,10 +194,12 @@ cdef Item *queue_unexpected(Connection *c, const Header *h, int stage) noexcept 
     """Keep a message, or an RTS, that no receive has asked for."""
     cdef Item *item = blank_item(sizeof(Incoming))
     if item == NULL:
+        c.starved = True
         return NULL
     if stage == ARRIVING:
         item.data = <char *>malloc(h.nbytes + 1)
         if item.data == NULL:
+            c.starved = True
             free_item(item)
             return NULL
         incoming(item).charged = h.nbytes + sizeof(Header)
@@ -464,7 +467,7 @@ cdef int read_ring(Connection *c) noexcept nogil:
         if bytes == NULL and nbytes == 0:
             return over
         if bytes == NULL or not parse(c, bytes, nbytes):
-            return BABBLED
+            return STARVED if c.starved else BABBLED
         advance_read(n, place, &c.inbound, nbytes)
         if c.to_read != 0:
             reach(RECV_MID)
@@ -500,7 +503,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
             if not on_bytes_read(c, direct):
                 return FORGED
         if not parse(c, c.net.staging, <size_t>got - direct):
-            return FORGED if c.forged else BABBLED
+            return FORGED if c.forged else STARVED if c.starved else BABBLED
         if c.to_read != 0:
             reach(RECV_MID)
         if <size_t>got < room:

@@ -21,6 +21,7 @@ from cydist._native.shm_ring cimport (
     NO_RINGS, find_rings, make_rings, pair_entry, request_space, write_ring,
 )
 from cydist._native.stream_auth cimport seal_header, seal_payload
+from cydist._native.stream_liveness cimport status_of_loss
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Outgoing,
 )
@@ -362,7 +363,7 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     if net.closed:
         return CLOSED
     if net.lost[peer] != 0:
-        return PEER_LOST
+        return status_of_loss(net, peer)
     c = route_to(net, peer, r.tag)
     if c == NULL:
         return NO_MEMORY
