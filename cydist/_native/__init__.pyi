@@ -40,6 +40,7 @@ __all__ = [
     "algorithms",
     "arm_failpoint",
     "asarray",
+    "cgroup_left",
     "combine_all",
     "empty",
     "failpoint",

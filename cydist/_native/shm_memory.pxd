@@ -65,7 +65,7 @@ cdef class SharedMemory:
     cdef SegmentHead *head
     cdef Member *members
     cdef uint64_t *pairs        # [low * ranks + high]
-    cdef uint64_t *present      # [region * words]: members that have not left, one bit for each place
+    cdef uint64_t *present      # [region * words]: members that have not left, a bit for each place
     cdef uint64_t *dead         # [words]: ranks whose processes are known to have ended
     cdef int words
     cdef char *base

@@ -290,8 +290,8 @@ cdef class SharedMemory:
     cdef bint is_dead(self, int place) noexcept nogil:
         return load_u64(&self.dead[place // 64]) >> (place % 64) & 1
 
-    # Called under the lock, except `is_free`, `find_region` and `drop_member`. A `WindowRegion` is known
-    # by its number.
+    # Called under the lock, except `is_free`, `find_region` and `drop_member`. A `WindowRegion` is
+    # known by its number.
 
     cdef bint is_free(self, int i) noexcept nogil:
         cdef const uint64_t *present = self.present + <size_t>i * self.words
