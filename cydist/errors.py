@@ -188,7 +188,7 @@ def from_call_error(
     text = {
         "timeout": "timeout"
         + (f" after {waited:.3g} s" if waited is not None else "")
-        + f": {failure.ours or f'nothing from {who}'}{step}"
+        + f": {failure.awaited or f'nothing from {who}'}{step}"
         + (f" ({why})" if why else ""),
         "peer_lost": f"{who} was lost{step}: {lost}",
         "no_memory": "this rank has no memory for the temporaries of this call, or for a message "

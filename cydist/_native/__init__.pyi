@@ -268,6 +268,7 @@ class CallError(Exception):
     theirs: str
     teller: int
     call: tuple[str, int] | None
+    awaited: str
     def __init__(
         self,
         status: str,

@@ -36,6 +36,7 @@ class CallError(Exception):
                     `ours` is what the teller was doing
     call            of a mismatch: the name and the number of the collective in which ranks
                     differ, which may be an earlier one; None: of a message, or not known
+    awaited         of a timeout: what did not happen, if it was not a message or step of `peer`
     """
 
     def __init__(self, status, peer=-1, step=-1, ours="", theirs="", teller=-1):
@@ -47,6 +48,7 @@ class CallError(Exception):
         self.ours = ours
         self.theirs = theirs
         self.call = None
+        self.awaited = ""
 
 
 IN_CHUNKS = "in chunks, as arrays on a GPU go"

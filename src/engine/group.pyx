@@ -154,8 +154,11 @@ cdef class Group:
     cdef object without_windows(self, int status, int peer):
         """Return the CallError of a call that got no answer from the table of the shared memory."""
         if status == TIMEOUT:
-            return CallError("timeout", peer, ours="" if peer >= 0 else (
-                "another rank of this host locks the table of the shared memory: it is stopped"))
+            ended = CallError("timeout", peer)
+            if peer < 0:
+                ended.awaited = (
+                    "another rank of this host locks the table of the shared memory: it is stopped")
+            return ended
         if status == CLOSED or (status == INTERRUPTED and handler_has_raised()):
             return failure(status, peer, -1)
         return recorded_failure(&self.control_plane, self.comm.rank)
