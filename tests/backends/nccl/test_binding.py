@@ -137,6 +137,7 @@ def test_an_end_under_way_is_waited_for(alone: Any, monkeypatch: pytest.MonkeyPa
 
     real, alone._comm = alone._comm, Slow()
     monkeypatch.setattr(binding, "EXIT_SECONDS", 0.05)
+    monkeypatch.setattr(binding, "alive", {alone})  # communicators of other tests go on
     first, second = (threading.Thread(target=alone.abort, daemon=True) for _ in range(2))
     first.start()
     assert begun.wait(20)
