@@ -382,6 +382,8 @@ cdef class Group:
         if entry == NULL:
             raise ValueError(f"no algorithm for {collective} is called {algorithm.decode()!r}")
         if entry.needs & WINDOWS and not self.open_windows(deadline_ns):
+            if not self.open:       # another thread has closed it since the algorithm was chosen
+                raise failure(CLOSED, -1, -1)
             raise ValueError(f"{algorithm.decode()} needs windows, and this group has none")
         cdef double numbers[2]
         cdef Reduction reducing

@@ -140,3 +140,14 @@ def test_windows_go_when_all_have_left(first: int) -> None:
             groups[first].close()
             groups[1 - first].close()
         assert mapped_kb() - before < 400 * 512 / 4
+
+
+def test_a_group_that_was_closed_meanwhile_ends_the_call() -> None:
+    """A call whose algorithm was chosen while the group had windows is closed like any other."""
+    with closing(Ranks("inproc", 2)) as world:
+        group = world.group()[0]
+        assert group.native.windows
+        group.close()
+        with pytest.raises(_native.CallError) as caught:
+            group.run("barrier", [], [], algorithm=b"flat", deadline_ns=soon(), seq=1)
+        assert caught.value.status == "closed"
