@@ -150,13 +150,15 @@ def isa(request: pytest.FixtureRequest) -> Generator[str, None, None]:
 
 @pytest.fixture(autouse=True)
 def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use sockets for tests on "tcp", and the same backend with shared memory for tests on
-    "shm"."""
+    """Use sockets for tests on "tcp", encrypted ones for tests on "tls", and the same backend with
+    shared memory for tests on "shm"."""
     callspec = getattr(request.node, "callspec", None)
     values = () if callspec is None else callspec.params.values()
-    named = [value for value in values if isinstance(value, str) and value in ("tcp", "shm")]
+    named = [value for value in values if isinstance(value, str) and value in ("tcp", "tls", "shm")]
     if named:
-        monkeypatch.setenv("CYDIST_TRANSPORT", named[0])
+        monkeypatch.setenv("CYDIST_TRANSPORT", named[0].replace("tls", "tcp"))
+    if "tls" in named:
+        monkeypatch.setenv("CYDIST_ENCRYPT", "1")
 
 
 @pytest.fixture

@@ -73,6 +73,9 @@ NAT = Variable(
     "0",
     "1 on all ranks: connections may have their addresses translated, and so may be relayed",
 )
+ENCRYPT = Variable(
+    ("CYDIST_ENCRYPT",), "0", "1 on all ranks: TLS 1.3 on every socket of the job, or no start"
+)
 DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
 )

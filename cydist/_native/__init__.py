@@ -74,6 +74,8 @@ from cydist._native.shm_peers import LocalPeersHandle
 from cydist._native.stream_fork import keep_in_child, replace_in_child
 from cydist._native.stream_link import MessageLink, TcpLink
 from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
+from cydist._native.tls import TlsSession, update_keys_every
+from cydist._native.tls import load as load_libssl
 
 __all__ = [
     "ANY_SOURCE",
@@ -101,6 +103,7 @@ __all__ = [
     "SharedMemory",
     "ShmLink",
     "TcpLink",
+    "TlsSession",
     "CallQueue",
     "algorithms",
     "arm_failpoint",
@@ -116,6 +119,7 @@ __all__ = [
     "irecv",
     "isend",
     "keep_in_child",
+    "load_libssl",
     "load_mpi",
     "overlapping",
     "pack_part",
@@ -130,6 +134,7 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "unpack_part",
+    "update_keys_every",
     "use_library",
     "use_isa",
     "use_memory",

@@ -12,6 +12,7 @@ from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.shm_ring cimport Ring
+from cydist._native.tls cimport Tls
 from cydist._native.wire cimport Header
 
 
@@ -87,6 +88,7 @@ ctypedef struct Connection:     # one lane to one peer
     int lane
     int state
     int fd                      # the socket; -1: through rings
+    Tls *tls                    # of the socket; NULL: not encrypted
     FrameKeys sending           # of the socket; no key outlives it
     FrameKeys receiving
     bint forged                 # a frame is not the one that the peer sent

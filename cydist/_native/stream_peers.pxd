@@ -3,11 +3,13 @@ from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Connection, Net
+from cydist._native.tls cimport Tls
 
-# Take over a connected socket with the keys of its directions, 32 bytes each. Returns OK, or why
+# Take over a connected socket with the keys of its directions, 32 bytes each, and its TLS session
+# (NULL: not encrypted), which is the caller's again if the socket is not taken. Returns OK, or why
 # it is not taken (CLOSED, PEER_LOST, NO_MEMORY, or MISMATCH: there is one already).
 cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
-               const char *receiving) noexcept nogil
+               const char *receiving, Tls *tls) noexcept nogil
 # Overwrite the keys of a connection that has ended.
 cdef void forget_keys(Connection *c) noexcept nogil
 # The stream is over. A peer that left on purpose is gone when all its lanes are.

@@ -28,14 +28,22 @@ class LazyBackend:
 
     requires    packages that the backend imports when it is used
     of_all      its groups share one of all ranks, which the first new_group makes if need be
+    encrypts    the backend encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set
     """
 
     extended_api = True
 
-    def __init__(self, path: str, requires: tuple[str, ...] = (), of_all: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        requires: tuple[str, ...] = (),
+        of_all: bool = False,
+        encrypts: bool = False,
+    ) -> None:
         self._path = path
         self.requires = requires
         self.of_all = of_all
+        self.encrypts = encrypts
 
     def __call__(self, options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         made: ProcessGroup = _function(self._path)(options, pg_options)
@@ -54,8 +62,8 @@ class LazyFamily:
         return found
 
 
-register_backend("tcp", LazyBackend("host.create:create"), extended_api=True)
-register_backend("gloo", LazyBackend("host.create:create"), extended_api=True)
+for _name in ("tcp", "gloo"):
+    register_backend(_name, LazyBackend("host.create:create", encrypts=True), extended_api=True)
 register_backend("inproc", LazyBackend("host.create:create_inproc"), extended_api=True)
 register_backend(
     "mpi", LazyBackend("mpi.create:create", ("mpi4py",), of_all=True), extended_api=True

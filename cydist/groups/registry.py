@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from cydist import config
 from cydist.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ class Plugin:
     of_all      whether its groups share one group of all ranks, which the first new_group makes if
                 needed
     requires    packages that it imports at first use
+    encrypts    whether it encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set
     """
 
-    __slots__ = ("create", "devices", "extended_api", "of_all", "requires")
+    __slots__ = ("create", "devices", "encrypts", "extended_api", "of_all", "requires")
 
     def __init__(
         self,
@@ -55,12 +57,14 @@ class Plugin:
         devices: tuple[str, ...],
         of_all: bool = False,
         requires: tuple[str, ...] = (),
+        encrypts: bool = False,
     ) -> None:
         self.create = create
         self.extended_api = extended_api
         self.devices = devices
         self.of_all = of_all
         self.requires = requires
+        self.encrypts = encrypts
 
 
 class Family(Protocol):
@@ -115,7 +119,9 @@ class Backend(str):
                         BackendOptions. Its attribute `interface_version` is the version of
                         cydist's interface that it was written for, 1 if it has none;
                         `requires` the packages that it imports when it is used; `of_all` is
-                        True if all its groups share one of all ranks. Or a Family
+                        True if all its groups share one of all ranks; `encrypts` is True if it
+                        encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set.
+                        Or a Family
         devices         kinds of memory it takes, "cpu" or ["cpu", "cuda"]; None: both
 
         Raises ValueError if the name is taken, UnsupportedError if the backend was written for
@@ -145,6 +151,7 @@ def _plugin(
         (devices,) if isinstance(devices, str) else tuple(devices or DEFAULT_DEVICES),
         of_all=getattr(create, "of_all", False),
         requires=tuple(getattr(create, "requires", ())),
+        encrypts=getattr(create, "encrypts", False),
     )
 
 
@@ -287,6 +294,24 @@ def canonical(spec: str) -> str:
     return ",".join(f"{device}:{name}" for device, name in devices.items())
 
 
+def _check_one_host(name: str, options: BackendOptions) -> None:
+    """Raise UnsupportedError if the group's ranks are on several hosts."""
+    from cydist.net.interfaces import boot_id
+
+    hosts = [f"host/{rank}" for rank in range(options.group_size)]
+    options.store.set(hosts[options.group_rank], boot_id())
+    found = options.store.multi_get(hosts)
+    away = [rank for rank, host in enumerate(found) if host != found[options.group_rank]]
+    if away:
+        ranks = ", ".join(str(options.global_ranks_in_group[rank]) for rank in away)
+        raise UnsupportedError(
+            f"{config.ENCRYPT.names[0]}=1: backend {name!r} does not encrypt what it sends to "
+            f"other hosts, where ranks {ranks} are: use backend 'tcp', or unset the variable where "
+            "the network is trusted",
+            group=options.group_id,
+        )
+
+
 def create(name: str, options: BackendOptions, pg_options: object) -> ProcessGroup:
     """Make a group of the backend called `name`."""
     from datetime import timedelta
@@ -294,6 +319,8 @@ def create(name: str, options: BackendOptions, pg_options: object) -> ProcessGro
     from cydist.groups.process_group import ProcessGroup
 
     plugin = find(name)
+    if config.ENCRYPT.is_on() and not plugin.encrypts:
+        _check_one_host(name, options)
     if plugin.extended_api:
         made = plugin.create(options, pg_options)
     else:

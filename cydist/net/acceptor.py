@@ -30,6 +30,7 @@ GRACE = 0.1  # seconds that every pending peer has, regardless of the number of 
 BACKLOG = 4096  # connections that the kernel queues; a client beyond them waits a second
 
 _ACCEPTS_AT_ONCE = 16
+_HELLO_BYTES = 4096  # more than the first bytes of TLS that follow a client's answer
 _PAUSE = 0.05  # seconds until the next attempt to get a descriptor
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -92,6 +93,8 @@ class HandshakeSocket:
         except AuthenticationError:
             with contextlib.suppress(OSError):
                 self.sock.send(self.handshake.refusal, socket.MSG_NOSIGNAL)
+                # Unread bytes would turn the close into a reset, which may overtake the refusal.
+                self.sock.recv(_HELLO_BYTES)
             raise
         return True
 
@@ -172,7 +175,7 @@ class Acceptor:
         """Accept connections, or read from a pending peer, as the selector reported.
 
         Returns a peer that has just authenticated itself, or None. Its socket is the caller's
-        then, and `unsent` is this side's proof, which the peer waits for.
+        then, and `unsent` ends with this side's proof, which the peer waits for.
         """
         assert isinstance(fileobj, socket.socket)
         peer = self._pending_peers.get(fileobj)
@@ -249,6 +252,9 @@ class Acceptor:
     def _authenticate(self, peer: PendingPeer) -> bool:
         try:
             if not peer.receive():
+                return False
+            if not peer.handshake.done:
+                peer.flush()
                 return False
         except (OSError, DistError):
             self._dismiss(peer)

@@ -23,6 +23,9 @@ or a network that translates addresses, has joined two connections. Then both si
 the server has proved anything, unless CYDIST_NAT=1 is set on both. The settings are switches that
 must be equal on both sides.
 
+With CYDIST_ENCRYPT=1 the handshake of TLS 1.3 comes before the server's last message, with a key
+derived from the secret and the bytes so far (cydist/_native/tls.pxd). All that follows is TLS.
+
 With CYDIST_INSECURE=1 the exchange is the same, with a public key. The endpoints may differ then,
 since a relay could write any.
 
@@ -41,7 +44,7 @@ import socket
 import struct
 import time
 
-from cydist import config
+from cydist import _native, config
 from cydist.errors import (
     AuthenticationError,
     DistNetworkError,
@@ -75,6 +78,7 @@ __all__ = [
     "address_of",
     "authenticate_client",
     "authenticate_server",
+    "check_encryption",
     "is_configured",
     "endpoints_of",
     "forget_secret",
@@ -105,7 +109,11 @@ NO_ENDPOINTS = bytes(2 * _ENDPOINT_BYTES)  # of sockets without addresses, which
 # The reason when a server refuses although its greeting gave none: it sent another greeting.
 _CHANGED = "a third party between the two changes what they send"
 # Settings that must be equal on both sides; the bit of each is its index here.
-_SETTINGS = (config.NAT, config.INSECURE)
+_SETTINGS = (config.NAT, config.INSECURE, config.ENCRYPT)
+_ENCRYPTED = 1 << _SETTINGS.index(config.ENCRYPT)
+# A record of TLS: its type, a version, and the length of the rest, at most this (RFC 8446, 5.2).
+_RECORD_HEAD = struct.Struct(">BHH")
+_MAX_RECORD_BYTES = (1 << 14) + 256
 # The greeting of a server without a free descriptor; no random nonce is this text.
 FULL = _GREETING.pack(_MAGIC, b"no file descriptor left", 0, b"")
 # Sent by a refusing server in place of its MAC; no MAC is this text.
@@ -116,6 +124,8 @@ _REFUSALS = {
     "settings": b"cydist: refused, other settings".ljust(_MAC_BYTES, b"\0"),
     "endpoints": b"cydist: refused, other addresses".ljust(_MAC_BYTES, b"\0"),
 }
+# No record of TLS begins so.
+_REFUSAL_HEAD = b"cydis"
 
 # Keys
 
@@ -175,7 +185,33 @@ def _endpoints_text(endpoints: bytes) -> str:
 
 
 def _settings(secret: bytes) -> int:
-    return config.NAT.is_on() | is_public(secret) << 1
+    on = (config.NAT.is_on(), is_public(secret), config.ENCRYPT.is_on())
+    return sum(is_on << bit for bit, is_on in enumerate(on))
+
+
+def check_encryption() -> None:
+    """Check that this process can encrypt, if it is to.
+
+    Raises ValueError if CYDIST_ENCRYPT=1 is set without a secret, or where libssl is missing.
+    """
+    if not config.ENCRYPT.is_on():
+        return
+    name = config.ENCRYPT.names[0]
+    if insecure():
+        raise ValueError(
+            f"{name}=1 encrypts with the job's secret, and {config.INSECURE.names[0]}=1 says that "
+            "there is none: set one of the two"
+        )
+    try:
+        import _ssl  # Python's module, whose libssl serves
+    except ImportError as error:
+        raise ValueError(
+            f"{name}=1 needs the libssl of Python's module ssl, which this Python lacks: {error}"
+        ) from None
+    try:
+        _native.load_libssl(getattr(_ssl, "__file__", None))
+    except OSError as error:
+        raise ValueError(f"{name}=1: {error}") from None
 
 
 # The handshake, without any input or output of its own
@@ -189,11 +225,12 @@ class _Handshake:
     refusal     after AuthenticationError: bytes to send before closing, so that the other side
                 learns the reason
     endpoints   of the connection, as this side sees them (`endpoints_of`)
+    tls         the session that encrypts the connection; None where none does
     """
 
     __slots__ = (
-        "_secret", "_session", "_settings", "_theirs", "channel", "done", "endpoints", "job",
-        "needs", "refusal", "there",
+        "_record", "_secret", "_session", "_settings", "_theirs", "channel", "done", "endpoints",
+        "job", "needs", "refusal", "there", "tls",
     )  # fmt: skip
 
     def __init__(
@@ -208,6 +245,8 @@ class _Handshake:
         self.done = False
         self.needs = 0
         self.refusal = b""
+        self.tls: _native.TlsSession | None = None
+        self._record = b""  # of TLS, as far as it has come
         self._secret = secret
         self._session = b""
         self._settings = _settings(secret)
@@ -230,21 +269,44 @@ class _Handshake:
         )
         return (server, client) if isinstance(self, ServerHandshake) else (client, server)
 
-    def _finish(self, transcript: bytes) -> None:
-        """Complete the handshake, of which these are all bytes but the server's proof."""
-        self.needs = 0
-        self.done = True
+    def _begin_session(self, transcript: bytes) -> None:
+        """Derive the connection's keys from these bytes, which are all but the server's proof and
+        those of TLS."""
         self._session = hkdf(
             self._secret, hashlib.sha256(transcript).digest(), b"session\0" + self.job.encode()
         )
+        if self._settings & _ENCRYPTED:
+            key = hmac.digest(self._session, b"cydist tls", "sha256")
+            self.tls = _native.TlsSession(key, isinstance(self, ServerHandshake))
+            self.needs = _RECORD_HEAD.size
+
+    def _receive_record(self, data: bytes) -> bytes:
+        """Take the head of a TLS record, or the rest of it; return what answers it."""
+        assert self.tls is not None
+        self._record += data
+        if len(self._record) == _RECORD_HEAD.size:
+            self.needs = _RECORD_HEAD.unpack(self._record)[2]
+            if not 0 < self.needs <= _MAX_RECORD_BYTES:
+                raise self._refused("tls")
+            return b""
+        record, self._record = self._record, b""
+        self.needs = _RECORD_HEAD.size
+        try:
+            return self.tls.handshake(record)
+        except ValueError:
+            raise self._refused("tls") from None
+
+    def _finish(self) -> None:
+        self.needs = 0
+        self.done = True
 
     def _compare(self, settings: int, endpoints: bytes) -> str:
         """Return which part of the other side's settings and endpoints is unacceptable, or ""."""
         self._theirs = (settings, endpoints)
         if settings != self._settings:
             return "settings"
-        # Both switches allow endpoints to differ.
-        return "endpoints" if endpoints != self.endpoints and not settings else ""
+        # Both other switches allow endpoints to differ.
+        return "endpoints" if endpoints != self.endpoints and not settings & ~_ENCRYPTED else ""
 
     def _refused(self, why: str) -> AuthenticationError:
         here = socket.gethostname()
@@ -255,6 +317,7 @@ class _Handshake:
             "channel": f"the two expect different services (this one is {self.channel.decode()!r})",
             "settings": self._differing_settings(),
             "endpoints": self._differing_endpoints(),
+            "tls": f"the handshake of TLS failed: {_CHANGED}",
         }[why]
         return AuthenticationError(
             f"{here} and {self.there} refused each other's connection: {hint}"
@@ -290,7 +353,7 @@ class ServerHandshake(_Handshake):
     also    a second channel that is served; `channel` is then the one that the client requested
     """
 
-    __slots__ = ("_also", "claim", "greeting")
+    __slots__ = ("_also", "_proof", "claim", "greeting")
 
     def __init__(
         self,
@@ -306,17 +369,22 @@ class ServerHandshake(_Handshake):
         self.greeting = _GREETING.pack(_MAGIC, os.urandom(32), self._settings, endpoints)
         self.needs = _ANSWER.size + _MAC_BYTES
         self.claim = b""
+        self._proof = b""
 
     def check_beginning(self, data: bytes) -> None:
         """Do nothing: a client's answer is checked when it is complete."""
 
     def receive(self, data: bytes) -> bytes:
-        """Check the client's answer; return the server's own proof, which completes it.
+        """Check the client's answer; return the server's own proof, which completes it. Records of
+        TLS come between the two on an encrypted connection.
 
         Raises AuthenticationError for anything but a valid answer to this very greeting.
         """
         if self.done or len(data) != self.needs:
             raise ValueError(f"the handshake wants {self.needs} bytes now, not {len(data)}")
+        if self.tls is not None:
+            answer = self._receive_record(data)
+            return answer + self._prove() if self.tls.done else answer
         body, mac = data[: _ANSWER.size], data[_ANSWER.size :]
         magic, _, settings, endpoints, channel, job, claim_bytes, claim = _ANSWER.unpack(body)
         if magic != _MAGIC or settings >> len(_SETTINGS) or claim_bytes > MAX_CLAIM_BYTES:
@@ -332,8 +400,13 @@ class ServerHandshake(_Handshake):
             raise self._refused(why)
         self.channel = wanted
         self.claim = claim[:claim_bytes]
-        self._finish(self.greeting + data)
-        return self._mac(b"server", self.greeting + data)
+        self._begin_session(self.greeting + data)
+        self._proof = self._mac(b"server", self.greeting + data)
+        return self._prove() if self.tls is None else b""
+
+    def _prove(self) -> bytes:
+        self._finish()
+        return self._proof
 
 
 class ClientHandshake(_Handshake):
@@ -371,7 +444,11 @@ class ClientHandshake(_Handshake):
         """
         if self.done or len(data) != self.needs:
             raise ValueError(f"the handshake wants {self.needs} bytes now, not {len(data)}")
-        return self._check(data) if self.answered else self._answer(data)
+        if not self.answered:
+            return self._answer(data)
+        if self.tls is not None and not self.tls.done:
+            return self._receive_tls(data)
+        return self._check(data)
 
     def check_beginning(self, data: bytes) -> None:
         """Raise DistNetworkError unless cydist's greeting begins so.
@@ -410,6 +487,20 @@ class ClientHandshake(_Handshake):
             raise self._refused(why)
         self._transcript = greeting + answer
         self.needs = _MAC_BYTES
+        self._begin_session(self._transcript)
+        return answer if self.tls is None else answer + self.tls.handshake(b"")
+
+    def _receive_tls(self, data: bytes) -> bytes:
+        assert self.tls is not None
+        if self._record + data == _REFUSAL_HEAD:  # in place of a record
+            self._record += data
+            self.needs = _MAC_BYTES - len(self._record)
+            return b""
+        if self._record == _REFUSAL_HEAD:
+            return self._check(self._record + data)
+        answer = self._receive_record(data)
+        if self.tls.done:
+            self.needs = _MAC_BYTES
         return answer
 
     def _check(self, proof: bytes) -> bytes:
@@ -419,7 +510,7 @@ class ClientHandshake(_Handshake):
         expected = self._mac(b"server", self._transcript)
         if not hmac.compare_digest(expected, proof):
             raise self._refused("key")
-        self._finish(self._transcript)
+        self._finish()
         return b""
 
 
@@ -457,7 +548,8 @@ def authenticate_server(
     handshake = ServerHandshake(_or_ours(secret), channel, job, there, endpoints=endpoints)
     with connection:
         connection.send(handshake.greeting)
-        connection.exchange(handshake)
+        while not handshake.done:
+            connection.exchange(handshake)
     return handshake
 
 

@@ -7,6 +7,8 @@ receiver wait for bytes that do not come. The second covers the number and the b
 BLAKE2s (RFC 7693), with one key for each direction of the connection. The number counts the records
 of a direction from 0 and does not travel. So a record that was dropped, repeated, reordered,
 reflected, cut, changed or taken from another connection has a wrong tag.
+
+On an encrypted connection TLS carries these records, in records of its own.
 """
 
 from __future__ import annotations
@@ -37,23 +39,38 @@ class Records:
     Sending and receiving are independent of each other; two threads may not do the same at once.
     """
 
-    __slots__ = ("_most", "_received", "_receiving", "_sending", "_sent", "_there")
+    __slots__ = ("_most", "_received", "_receiving", "_sending", "_sent", "_there", "_tls")
 
     def __init__(self, handshake: ClientHandshake | ServerHandshake, most: int) -> None:
         self._sending, self._receiving = handshake.keys(_PURPOSE)
         self._sent = self._received = 0
         self._there = handshake.there
+        self._tls = handshake.tls
         self._most = most
 
     def seal(self, body: bytes) -> bytes:
-        """Return the next record to send, whole."""
+        """Return the bytes to send for the next record, all of them."""
         number = _NUMBER.pack(self._sent)
         self._sent += 1
         length = _LENGTH.pack(len(body))
         head = _tag(self._sending, b"head", _HEAD_TAG_BYTES, number, length)
-        return b"".join(
+        record = b"".join(
             (length, head, body, _tag(self._sending, b"body", _TAG_BYTES, number, body))
         )
+        return record if self._tls is None else self._tls.seal(record)
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Return the bytes of records that received bytes carry: these or, where TLS carries them,
+        what it has complete.
+
+        Raises AuthenticationError if the peer did not send them next.
+        """
+        if self._tls is None:
+            return data
+        try:
+            return self._tls.open(data)
+        except ValueError:
+            raise self._tampered() from None
 
     def open_head(self, head: bytes | bytearray) -> int:
         """Return how many bytes of body and tag follow the first HEAD_BYTES of a record.
@@ -81,11 +98,14 @@ class Records:
 
     def _check(self, expected: bytes, tag: bytes | bytearray) -> None:
         if not hmac.compare_digest(expected, bytes(tag)):
-            raise AuthenticationError(
-                f"{self._there}: the connection was tampered with: record {self._received} is not "
-                "the one that was sent. Somebody between the two, who does not know the job's "
-                "secret, changes what they send"
-            )
+            raise self._tampered()
+
+    def _tampered(self) -> AuthenticationError:
+        return AuthenticationError(
+            f"{self._there}: the connection was tampered with: record {self._received} is not "
+            "the one that was sent. Somebody between the two, who does not know the job's "
+            "secret, changes what they send"
+        )
 
 
 def _tag(key: bytes, part: bytes, tag_bytes: int, number: bytes, data: bytes | bytearray) -> bytes:

@@ -106,6 +106,7 @@ class TCPStore(Store):
         if world_size is not None and world_size < 0:
             world_size = None
         deadline = time.monotonic() + self._timeout
+        auth.check_encryption()
         secret = auth.secret()
         refcount = None
         if is_master:
@@ -465,6 +466,7 @@ class _Connection:
     def __init__(self, sock: socket.socket, handshake: ClientHandshake) -> None:
         self._sock = sock
         self._records = Records(handshake, MAX_FRAME_BYTES)
+        self._received = bytearray()  # of records, not taken yet
 
     def send(self, body: bytes, deadline: float) -> None:
         """Send one record; TimeoutError at the deadline."""
@@ -484,16 +486,16 @@ class _Connection:
         return self._records.open_body(self._exactly(size, deadline))
 
     def _exactly(self, count: int, deadline: float) -> bytearray:
-        data = bytearray()
-        while len(data) < count:
+        while len(self._received) < count:
             self._arm(deadline)
             try:
-                part = self._sock.recv(min(count - len(data), 1 << 20))
+                part = self._sock.recv(min(max(count - len(self._received), 1 << 10), 1 << 20))
             except TimeoutError:  # end of one wait: the deadline may be later
                 continue
             if not part:
                 raise ConnectionResetError("the connection was closed")
-            data += part
+            self._received += self._records.decrypt(part)
+        data, self._received = self._received[:count], self._received[count:]
         return data
 
     def _arm(self, deadline: float) -> None:

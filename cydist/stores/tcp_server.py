@@ -227,7 +227,7 @@ class StoreServer:
         if not data:
             self._close(connection)
             return
-        connection.received += data
+        connection.received += connection.records.decrypt(data)
         self._take_request(connection)
 
     def _take_request(self, connection: _Connection) -> None:

@@ -54,6 +54,7 @@ CHAINS = """
     abi kernels arrays engine fastpath
     abi algorithms algorithms/windows
     abi transports transports/shm transports/stream transports/mpi
+    abi net transports/stream
     transports transports/inproc
     abi testing
 """

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("secret")
 WAIT = 30  # seconds within which things that must happen happen
 
 
-KINDS = ["hash", "file", "tcp4", "tcp6", "prefix-hash", "prefix-file", "prefix-tcp4"]
+KINDS = ["hash", "file", "tcp4", "tcp6", "tls", "prefix-hash", "prefix-file", "prefix-tcp4"]
 KINDS += ["members-hash", "members-file", "members-tcp4"]
 
 
@@ -34,6 +34,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         "file": lambda: FileStore(str(tmp_path / "store")),
         "tcp4": lambda: TCPStore("127.0.0.1", 0, 1, True),
         "tcp6": lambda: TCPStore("::1", 0, 1, True),
+        "tls": lambda: TCPStore("127.0.0.1", 0, 1, True),  # conftest.py sets CYDIST_ENCRYPT
     }
     made = makers[kind]()
     made.set_timeout(WAIT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cydist.net.auth import ClientHandshake, ServerHandshake
 from cydist.net.records import Records
 from cydist.stores.protocol import MAX_FRAME_BYTES
@@ -15,8 +17,29 @@ def shaken_hands(
     """Return a server and a client that have authenticated each other."""
     server = ServerHandshake(secret, channel, job)
     client = ClientHandshake(secret, channel, job)
-    client.receive(server.receive(client.receive(server.greeting)))
+    shake_hands(server, client)
     return server, client
+
+
+def shake_hands(
+    server: ServerHandshake, client: ClientHandshake, change: Callable[[bytes], bytes] = bytes
+) -> None:
+    """Carry both sides' bytes to each other until both have finished.
+
+    change      what becomes of the bytes that one side sends
+    """
+    waiting = {client: bytearray(change(server.greeting)), server: bytearray()}
+    sides: tuple[ServerHandshake | ClientHandshake, ...] = (client, server)
+    while not (server.done and client.done):
+        moved = False
+        for side, other in (sides, sides[::-1]):
+            received = waiting[side]
+            while side.needs and len(received) >= side.needs:
+                message = bytes(received[: side.needs])
+                del received[: side.needs]
+                waiting[other] += change(side.receive(message))
+                moved = True
+        assert moved, "both sides wait"
 
 
 def record_pair(most: int = MAX_FRAME_BYTES) -> tuple[Records, Records]:

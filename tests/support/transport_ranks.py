@@ -53,8 +53,8 @@ def descriptors(left: int) -> Iterator[None]:
 
 
 def transports() -> list[str]:
-    """Names for Ranks."""
-    return ["inproc", "tcp", "shm", *(["tcp6"] if has_ipv6() else [])]
+    """Names for Ranks; conftest.py sets CYDIST_ENCRYPT for "tls"."""
+    return ["inproc", "tcp", "tls", "shm", *(["tcp6"] if has_ipv6() else [])]
 
 
 def soon(seconds: float = DEADLINE) -> int:

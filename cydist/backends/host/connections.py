@@ -68,6 +68,7 @@ class Connections:
         self._rank = rank
         self._size = size
         self._job = job
+        auth.check_encryption()
         self._secret = auth.secret() if secret is None else secret
         names = chosen_interfaces()
         self._chosen = bool(names)
@@ -272,7 +273,7 @@ class Connections:
             sock.close()
             return
         try:
-            # The proof is 32 bytes. An empty socket that does not take it is broken.
+            # The proof is short. An empty socket that does not take it is broken.
             taken = sock.send(proof, socket.MSG_NOSIGNAL) == len(proof)
         except OSError:
             taken = False
@@ -304,7 +305,8 @@ class Connections:
         try:
             set_options(sock)
             # Not a duplicate, since there may be no descriptor left for one.
-            if self.link.adopt(*lane, sock.fileno(), *connected.handshake.keys(b"frames")):
+            keys = connected.handshake.keys(b"frames")
+            if self.link.adopt(*lane, sock.fileno(), *keys, connected.handshake.tls):
                 sock.detach()
                 return True
         except (OSError, MemoryError):

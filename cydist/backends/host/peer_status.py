@@ -29,7 +29,7 @@ from cydist.net import auth
 from cydist.net.acceptor import PendingPeer
 from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import family_of
-from cydist.net.records import HEAD_BYTES, OVERHEAD_BYTES, Records
+from cydist.net.records import HEAD_BYTES, Records
 
 CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's comm id
@@ -137,6 +137,7 @@ def query(
 def _opened(data: bytes, handshake: ClientHandshake) -> PeerStatus:
     """Return the report in the one record that a peer sends; what is cut off is no report."""
     records = Records(handshake, MOST_REPORT_BYTES)
+    data = records.decrypt(data)
     if len(data) < HEAD_BYTES or len(data) != HEAD_BYTES + records.open_head(data[:HEAD_BYTES]):
         raise AuthenticationError(f"{handshake.there} sent a report that is not whole")
     return decode(records.open_body(data[HEAD_BYTES:]))
@@ -144,7 +145,7 @@ def _opened(data: bytes, handshake: ClientHandshake) -> PeerStatus:
 
 def _rest_of(sock: socket.socket, deadline: float) -> bytes:
     data = b""
-    while len(data) <= MOST_REPORT_BYTES + OVERHEAD_BYTES:
+    while len(data) <= 2 * MOST_REPORT_BYTES:  # encrypted, it is longer
         sock.settimeout(max(0.01, deadline - time.monotonic()))
         part = sock.recv(MOST_REPORT_BYTES)
         if not part:

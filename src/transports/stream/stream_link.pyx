@@ -29,6 +29,7 @@ from cydist._native.matching cimport (
 )
 from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, create_doorbell
 from cydist._native.stream_send cimport post_send, withdraw_send
+from cydist._native.tls cimport Tls, TlsSession, tls_free
 from cydist._native.stream_peers cimport adopt, drop_comm, free_connections, leave_link, mark_lost
 from cydist._native.stream_liveness cimport MOST_LANES
 from cydist._native.stream_progress cimport (
@@ -397,10 +398,13 @@ cdef class TcpLink(MessageLink):
             c = c.next_wanted
         return asked
 
-    def adopt(self, int peer, int lane, int fd, bytes sending not None, bytes receiving not None):
+    def adopt(self, int peer, int lane, int fd, bytes sending not None, bytes receiving not None,
+              TlsSession tls=None):
         """Take over a connected, authenticated, non-blocking socket, and the keys of its frames.
 
         sending, receiving  32 bytes each, this side's and the peer's; the peer has them swapped
+        tls                 the connection's session, whose handshake is complete; None: the bytes
+                            are not encrypted
 
         Returns whether the link took it; otherwise the caller closes it: there is a
         connection for this peer and lane already, the peer is lost, or the link is closed.
@@ -408,13 +412,18 @@ cdef class TcpLink(MessageLink):
         cdef int status
         cdef const char *ours = sending
         cdef const char *theirs = receiving
+        cdef Tls *session = NULL
         self.check(peer, lane)
         if len(sending) != KEY_BYTES or len(receiving) != KEY_BYTES:
             raise ValueError(f"keys of {len(sending)} and {len(receiving)} bytes, not {KEY_BYTES}")
+        if tls is not None:
+            session = tls.detach(fd)
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-            status = adopt(self.net, peer, lane, fd, ours, theirs)
+            status = adopt(self.net, peer, lane, fd, ours, theirs, session)
             pthread_mutex_unlock(&self.net.lock)
+        if status != OK:
+            tls_free(session)
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the connection to rank {peer}")
         return status == OK

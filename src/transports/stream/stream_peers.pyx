@@ -28,6 +28,7 @@ from cydist._native.stream cimport (
 )
 from cydist._native.stream_liveness cimport end_stranded, status_of_loss
 from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
+from cydist._native.tls cimport Tls, tls_free
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
 
 cdef enum:
@@ -35,7 +36,7 @@ cdef enum:
 
 
 cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
-               const char *receiving) noexcept nogil:
+               const char *receiving, Tls *tls) noexcept nogil:
     cdef Connection *c
     cdef epoll_event event
     if net.closed:
@@ -55,6 +56,7 @@ cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
     if epoll_ctl(net.epoll, EPOLL_CTL_ADD, fd, &event) != 0:
         return NO_MEMORY
     c.fd = fd
+    c.tls = tls
     memcpy(c.sending.header, sending, sizeof(c.sending.header))
     memcpy(c.sending.payload, sending + sizeof(c.sending.header), sizeof(c.sending.payload))
     memcpy(c.receiving.header, receiving, sizeof(c.receiving.header))
@@ -80,6 +82,8 @@ cdef void close_socket(Connection *c) noexcept nogil:
             close(c.fd)
             c.fd = -1
             forget_keys(c)
+            tls_free(c.tls)
+            c.tls = NULL
         if c.local:
             forget_process(c)
             close_writer(c.net.shm, c.net.shm.place[c.peer], &c.outbound, DIED)

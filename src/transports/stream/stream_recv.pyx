@@ -26,6 +26,7 @@ from cydist._native.stream_liveness cimport (
     ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member, status_of_loss,
 )
 from cydist._native.shm_ring cimport readable_bytes, advance_read
+from cydist._native.tls cimport TLS_CHANGED, tls_read, tls_readable
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream cimport (
     ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT,
@@ -444,7 +445,9 @@ cdef bint on_bytes_read(Connection *c, size_t nbytes) noexcept nogil:
 
 
 cdef int on_readable(Connection *c) noexcept nogil:
-    return read_ring(c) if c.local else read_socket(c)
+    if c.local:
+        return read_ring(c)
+    return read_socket(c) if c.tls == NULL else read_tls(c)
 
 
 cdef int read_ring(Connection *c) noexcept nogil:
@@ -509,3 +512,28 @@ cdef int read_socket(Connection *c) noexcept nogil:
         if <size_t>got < room:
             return OK
     return OK
+
+
+cdef int read_tls(Connection *c) noexcept nogil:
+    """Read all that libssl has: no poll of the socket reports what it holds."""
+    cdef size_t direct
+    cdef ssize_t got
+    tls_readable(c.tls)
+    while True:
+        direct = c.to_read if c.sink != NULL else 0
+        if direct != 0:
+            got = tls_read(c.tls, c.sink, direct)
+        else:
+            got = tls_read(c.tls, c.net.staging, STAGING_BYTES)
+        if got == 0:
+            return OK
+        if got == TLS_CHANGED:
+            return FORGED
+        if got < 0:
+            return LEFT if c.said_goodbye else DIED
+        if direct != 0 and not on_bytes_read(c, <size_t>got):
+            return FORGED
+        if direct == 0 and not parse(c, c.net.staging, <size_t>got):
+            return FORGED if c.forged else STARVED if c.starved else BABBLED
+        if c.to_read != 0:
+            reach(RECV_MID)

@@ -26,6 +26,7 @@ from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Outgoing,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
+from cydist._native.tls cimport tls_write
 from cydist._native.sync cimport glance_int, load_u64, store_int
 
 
@@ -120,6 +121,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     if c.local:
         written = write_ring(c.net.shm, c.net.shm.place[c.peer], &c.outbound,
                              <char *>header + header_sent, header_bytes, data, nbytes)
+    elif c.tls != NULL:
+        written = tls_write(c.tls, <char *>header + header_sent, header_bytes, data, nbytes)
     else:
         written = write_socket(c.fd, <char *>header + header_sent, header_bytes, data, nbytes)
     if written < 0:

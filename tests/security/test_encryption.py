@@ -1,0 +1,429 @@
+"""CYDIST_ENCRYPT=1: every socket of the job speaks TLS 1.3, or the job does not start."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from handshakes import SECRET, record_pair, shake_hands, shaken_hands
+from transport_ranks import DEADLINE, Group, done, eventually, run, soon, status_of
+from wire_peer import KEYS
+
+from cydist import _native
+from cydist.errors import AuthenticationError, DistError, UnsupportedError
+from cydist.groups import registry
+from cydist.net import auth, interfaces
+from cydist.stores import HashStore, TCPStore
+
+KEY = bytes(range(32))
+TEXT = b"the elements of an array" * 3
+RECORD = 16384  # bytes of plaintext in the longest record
+
+
+@pytest.fixture(autouse=True)
+def encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CYDIST_ENCRYPT", "1")
+    auth.check_encryption()
+
+
+@pytest.fixture
+def every_thousand() -> Iterator[None]:
+    """Keys serve for a thousand records."""
+    before = _native.update_keys_every(1000)
+    yield
+    _native.update_keys_every(before)
+
+
+def sessions() -> tuple[_native.TlsSession, _native.TlsSession]:
+    """Both sides of one connection, after the handshake."""
+    client, server = _native.TlsSession(KEY, False), _native.TlsSession(KEY, True)
+    server.handshake(client.handshake(server.handshake(client.handshake(b""))))
+    assert client.done
+    assert server.done
+    return client, server
+
+
+class Wire:
+    """Two links, and between them a relay that keeps what it carries.
+
+    change      what becomes of the bytes that rank 0 sends
+    """
+
+    def __init__(self, change: Callable[[bytes], bytes] = bytes, *, tls: bool = True) -> None:
+        self.seen = bytearray()
+        self.links = [_native.TcpLink(rank, 2) for rank in (0, 1)]
+        self.groups = [Group(_native.Group(self.links[rank], [0, 1], rank, 1)) for rank in (0, 1)]
+        self._ends = []
+        for link, rank, session in zip(
+            self.links, (0, 1), sessions() if tls else (None, None), strict=True
+        ):
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            # Little room, so that records are often sent in parts.
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+            keys = KEYS[rank], KEYS[1 - rank]
+            assert link.adopt(1 - rank, 0, ours.detach(), *keys, session)
+            self._ends.append(theirs)
+        self._change = change
+        self._threads = [
+            threading.Thread(target=self._carry, args=ends, daemon=True)
+            for ends in ((0, 1), (1, 0))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _carry(self, source: int, destination: int) -> None:
+        with contextlib.suppress(OSError):
+            while part := self._ends[source].recv(65536):
+                self.seen += part
+                self._ends[destination].sendall(self._change(part) if source == 0 else part)
+            self._ends[destination].shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(DEADLINE)
+        for end in self._ends:
+            end.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Callable[..., Wire]]:
+    """Makes a wire by its attack."""
+    made: list[Wire] = []
+
+    def make(change: Callable[[bytes], bytes] = bytes, *, tls: bool = True) -> Wire:
+        made.append(Wire(change, tls=tls))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# The handshake
+
+
+def test_both_sides_speak_tls() -> None:
+    """After the handshake each opens what the other has sealed."""
+    server, client = shaken_hands()
+    assert server.tls is not None
+    assert client.tls is not None
+    assert server.tls.open(client.tls.seal(TEXT)) == TEXT
+    assert client.tls.open(server.tls.seal(TEXT)) == TEXT
+
+
+def test_keys_are_of_one_connection() -> None:
+    """Another connection of the same two processes opens nothing of this one."""
+    first, second = shaken_hands(), shaken_hands()
+    assert first[1].tls is not None
+    assert second[0].tls is not None
+    with pytest.raises(ValueError, match="not the next one"):
+        second[0].tls.open(first[1].tls.seal(TEXT))
+
+
+def test_a_session_needs_the_key() -> None:
+    """Two sides with different keys do not complete TLS's handshake."""
+    client, server = _native.TlsSession(KEY, False), _native.TlsSession(bytes(32), True)
+    with pytest.raises(ValueError, match="does not hold"):
+        client.handshake(server.handshake(client.handshake(b"")))
+    assert not client.done
+    assert not server.done
+
+
+# Bytes that RFC 8446 (5.1) says to ignore, by message: the version in the head of the first record.
+IGNORED = {1: (198, 199), 2: (1, 2)}
+
+
+@pytest.mark.parametrize("message", range(5))
+def test_a_changed_byte_of_the_handshake_is_refused(message: int) -> None:
+    """Whichever byte of whichever message is changed, no connection comes of it."""
+    rng = random.Random(message)
+    lengths: list[int] = []
+
+    def attempt(place: int | None) -> None:
+        count = 0
+
+        def change(data: bytes) -> bytes:
+            nonlocal count
+            if not data:
+                return data
+            count += 1
+            if place is None:
+                lengths.append(len(data))
+            elif count == message + 1:
+                changed = bytearray(data)
+                changed[place] ^= 1 << rng.randrange(8)
+                return bytes(changed)
+            return data
+
+        server = auth.ServerHandshake(SECRET, b"store", "")
+        shake_hands(server, auth.ClientHandshake(SECRET, b"store", ""), change)
+
+    attempt(None)
+    assert len(lengths) == 5
+    for place in sorted(set(range(lengths[message])) - set(IGNORED.get(message, ()))):
+        # A longer length makes a side wait for what does not come: its deadline ends that.
+        with pytest.raises((DistError, OSError, AssertionError)):
+            attempt(place)
+
+
+@pytest.mark.parametrize("on_server", [True, False], ids=["server", "client"])
+def test_one_sided_encryption_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, on_server: bool
+) -> None:
+    """Both sides say which variable differs, and to what."""
+    monkeypatch.setenv("CYDIST_ENCRYPT", str(int(on_server)))
+    server = auth.ServerHandshake(SECRET, b"store", "")
+    monkeypatch.setenv("CYDIST_ENCRYPT", str(int(not on_server)))
+    client = auth.ClientHandshake(SECRET, b"store", "")
+    on, off = (int(on_server), int(not on_server))
+    with pytest.raises(AuthenticationError, match=f"CYDIST_ENCRYPT is {on} there and {off} here"):
+        client.receive(server.greeting)
+    with pytest.raises(AuthenticationError, match=f"CYDIST_ENCRYPT is {off} there and {on} here"):
+        server.receive(client.refusal)
+
+
+def test_the_other_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's refusal comes where a record of TLS is expected, and is read as one."""
+    server = auth.ServerHandshake(bytes(32), b"store", "")
+    client = auth.ClientHandshake(SECRET, b"store", "")
+    answer = client.receive(server.greeting)
+    with pytest.raises(AuthenticationError, match="do not share one secret"):
+        server.receive(answer[: server.needs])
+    client.receive(server.refusal[: client.needs])
+    with pytest.raises(AuthenticationError, match="do not share one secret"):
+        client.receive(server.refusal[-client.needs :])
+
+
+# Processes that cannot
+
+
+def test_no_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encryption without authentication is refused in words, before any traffic."""
+    monkeypatch.setenv("CYDIST_INSECURE", "1")
+    with pytest.raises(ValueError, match="CYDIST_INSECURE=1 says that there is none"):
+        TCPStore("127.0.0.1", 0, None, True)
+
+
+def test_a_python_without_ssl_is_refused(monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
+    """So is a Python that was built without OpenSSL."""
+    monkeypatch.setitem(sys.modules, "_ssl", None)
+    with pytest.raises(ValueError, match="CYDIST_ENCRYPT=1 needs the libssl"):
+        TCPStore("127.0.0.1", 0, None, True)
+
+
+def test_a_libssl_without_the_functions_is_refused() -> None:
+    """The missing function is named, from a process that has not loaded a libssl yet."""
+    script = (
+        "from cydist import _native\n"
+        "import math\n"
+        "try: _native.load_libssl(math.__file__)\n"
+        "except OSError as error: print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "has no TLS_method: it is not OpenSSL 1.1.1" in ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("hosts", [("a", "a"), ("a", "b")], ids=["one host", "two hosts"])
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_a_backend_that_does_not_encrypt_is_refused_over_hosts(
+    monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, str], encrypts: bool
+) -> None:
+    """Only there, and both ranks learn it before the backend makes anything."""
+    made: list[int] = []
+
+    def create(options: registry.BackendOptions, pg_options: object) -> object:
+        made.append(options.group_rank)
+
+    create.extended_api = True  # type: ignore[attr-defined]
+    create.encrypts = encrypts  # type: ignore[attr-defined]
+    monkeypatch.setattr(registry, "find", lambda name: registry._plugin(create, True, "cpu"))  # type: ignore[arg-type]
+    monkeypatch.setattr(interfaces, "boot_id", lambda: hosts[int(threading.current_thread().name)])
+    store, said = HashStore(), {}
+
+    def body(rank: int) -> None:
+        threading.current_thread().name = str(rank)
+        options = registry.BackendOptions(store, rank, 2, 30.0, "0", (4, 7))  # type: ignore[arg-type]
+        try:
+            registry.create("some", options, None)
+        except UnsupportedError as error:
+            said[rank] = str(error)
+
+    run(lambda: body(0), lambda: body(1))
+    if encrypts or hosts == ("a", "a"):
+        assert sorted(made) == [0, 1]
+    else:
+        assert made == []
+        assert "backend 'some' does not encrypt" in said[0]
+        assert "where ranks 7 are" in said[0]
+        assert "where ranks 4 are" in said[1]
+
+
+# Records
+
+
+def test_records_travel_in_tls() -> None:
+    """The store's records are not on the wire, and arrive whole however they are cut."""
+    server, client = record_pair()
+    sent = client.seal(TEXT * 1000)
+    assert TEXT not in sent
+    parts = [server.decrypt(sent[place : place + 777]) for place in range(0, len(sent), 777)]
+    record = b"".join(parts)
+    head = record[:12]
+    assert len(record) == len(head) + server.open_head(head)
+    assert server.open_body(record[12:]) == TEXT * 1000
+
+
+@pytest.mark.parametrize("place", [0, 3, 5, 40, -1], ids=["type", "length", "first", "body", "tag"])
+def test_a_changed_record_is_refused(place: int) -> None:
+    """By an AuthenticationError, or it waits for bytes that do not come."""
+    server, client = record_pair()
+    sent = bytearray(client.seal(TEXT))
+    sent[place] ^= 0x40
+    if place == 3:  # a longer record than may be
+        sent[place] |= 0x80
+    with pytest.raises(AuthenticationError, match="tampered"):
+        server.decrypt(bytes(sent))
+
+
+def test_a_store_serves(secret: bytes) -> None:
+    """A value longer than a record goes to the server and back."""
+    with contextlib.closing(TCPStore("127.0.0.1", 0, None, True, 30)) as store:
+        store.set("long", TEXT * 10_000)
+        assert store.get("long") == TEXT * 10_000
+
+
+# Frames
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["encrypted", "plain"])
+@pytest.mark.parametrize("times", [1, 10_000], ids=["short", "long"])
+def test_nothing_is_on_the_wire(wire: Callable[..., Wire], tls: bool, times: int) -> None:
+    """A wire carries the bytes of arrays, short or long, unless it is encrypted."""
+    made = wire(tls=tls)
+    a, b = made.groups
+    sent = np.frombuffer(TEXT * times, np.uint8)
+    got = np.zeros_like(sent)
+    receive, send = b.irecv(got, 0, 1), a.isend(sent, 1, 1)
+    run(lambda: done(receive), lambda: done(send))
+    assert got.tobytes() == sent.tobytes()
+    assert (TEXT in made.seen) == (not tls)
+
+
+@pytest.mark.parametrize("place", [0, 4, 5, 60, -1], ids=["type", "length", "first", "body", "tag"])
+def test_a_changed_byte_ends_the_connection(wire: Callable[..., Wire], place: int) -> None:
+    """The receiver says that somebody changed it, and delivers nothing."""
+
+    def change(data: bytes) -> bytes:
+        changed = bytearray(data)
+        changed[place] ^= 1
+        return bytes(changed)
+
+    made = wire(change)
+    a, b = made.groups
+    got = np.zeros(len(TEXT), np.uint8)
+    receive = b.irecv(got, 0, 1)
+    a.isend(np.frombuffer(TEXT, np.uint8), 1, 1)
+    if place == 4:  # one byte more or less: what follows is not a record
+        a.isend(np.frombuffer(TEXT, np.uint8), 1, 2)
+    assert receive.wait(soon())
+    assert status_of(receive) == "peer_lost"
+    assert "tampered with" in made.links[1].lost(0)
+    assert not got.any()
+
+
+def test_a_cut_within_a_record_is_a_lost_peer(wire: Callable[..., Wire]) -> None:
+    """The rest of a record never comes: its receiver learns that the connection has ended."""
+    made = wire(lambda data: data[:100])
+    a, b = made.groups
+    receive = b.irecv(np.zeros(1000, np.uint8), 0, 1)
+    a.isend(np.ones(1000, np.uint8), 1, 1)
+    eventually(lambda: len(made.seen) >= 1000)
+    made.links[0].close()
+    assert receive.wait(soon())
+    assert status_of(receive) == "peer_lost"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_both_ways_at_once(wire: Callable[..., Wire], seed: int) -> None:
+    """Messages of all lengths, in both directions, some withdrawn, through sockets with little
+    room."""
+    rng = random.Random(seed)
+    made = wire()
+    sizes = [
+        rng.choice([0, 1, 100, RECORD - 104, RECORD - 103, RECORD, 65536, 65537, 300_001, 1 << 21])
+        for _ in range(30)
+    ]
+
+    def body(rank: int) -> None:
+        mine, group = random.Random(seed + rank), made.groups[rank]
+        data = [np.full(size, 1 + tag % 250, np.uint8) for tag, size in enumerate(sizes)]
+        got = [np.zeros_like(each) for each in data]
+        order = list(range(len(sizes)))
+        mine.shuffle(order)
+        receives = {tag: group.irecv(got[tag], 1 - rank, tag) for tag in order[::2]}
+        sends = [group.isend(data[tag], 1 - rank, tag) for tag in range(len(sizes))]
+        receives |= {tag: group.irecv(got[tag], 1 - rank, tag) for tag in order[1::2]}
+        done(*receives.values(), *sends)
+        for one, other in zip(data, got, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+    run(lambda: body(0), lambda: body(1))
+
+
+def test_the_last_message_arrives_though_its_sender_leaves(wire: Callable[..., Wire]) -> None:
+    """A send that is complete is in the socket, all of it: its rank may end at once."""
+    made = wire()
+    a, b = made.groups
+    sent, got = np.arange(60_000, dtype=np.uint8), np.zeros(60_000, np.uint8)
+    send = a.isend(sent, 1, 1)
+    done(send)
+    made.links[0].close()
+    done(b.irecv(got, 0, 1))
+    assert got.tobytes() == sent.tobytes()
+
+
+def exchange(made: Wire, frames: int) -> None:
+    """Send so many short messages each way, and compare what comes."""
+
+    def body(rank: int) -> None:
+        group, peer = made.groups[rank], 1 - rank
+        sent, got = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        for number in range(frames):
+            sent[0] = number
+            send, receive = group.isend(sent, peer, 1), group.irecv(got, peer, 1)
+            done(receive, send)
+            assert got[0] == number
+
+    run(lambda: body(0), lambda: body(1))
+
+
+@pytest.mark.usefixtures("every_thousand")
+def test_keys_change_while_frames_pass(wire: Callable[..., Wire]) -> None:
+    """After every thousand records the sender takes a new key, and nobody notices."""
+    made = wire()
+    exchange(made, 3500)
+    # A frame is a record of 5 bytes, the header, one byte of type and a tag; what is more are the
+    # announcements of new keys.
+    more = len(made.seen) - 2 * 3500 * (5 + 104 + 8 + 1 + 16)
+    assert more >= 2 * 3 * (5 + 5 + 1 + 16)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("every_thousand")
+def test_a_million_frames(wire: Callable[..., Wire]) -> None:
+    """The same for a million frames."""
+    exchange(wire(), 500_000)
