@@ -344,7 +344,8 @@ class _UnchangedSince:
 
 
 def _without_address(call: _InitArguments) -> Store:
-    """Meet under a launcher that gives ranks but no address: on this host, or through MPI.
+    """Meet under a launcher that gives ranks but no address: on this host, through MPI, or at the
+    first host of a Slurm step.
 
     MPI is not started if one host is enough: under another MPI's launcher that may end the process,
     which no code can catch.
@@ -354,6 +355,9 @@ def _without_address(call: _InitArguments) -> Store:
         MPI = launcher_env.import_mpi() if launcher_env.under_mpi() else None
         if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
             return _by_mpi(call, MPI)
+        address = launcher_env.slurm_address()
+        if address is not None:
+            return _tcp(call, *address)
         raise ValueError(
             "env:// needs MASTER_ADDR and MASTER_PORT: they say where rank 0 is, which this "
             f"launcher ({launcher() or 'none'}) does not. Set them, use cydistrun, or install "

@@ -57,6 +57,9 @@ class Launcher:
         return _first(environ, self.rank) is not None and _first(environ, self.size) is not None
 
 
+# Below the ports that Linux gives to outgoing connections (32768 to 60999).
+_SLURM_PORTS = range(12_000, 32_000)
+
 # In the order of detection: under srun, torchrun may start the ranks, and in a Slurm job, mpirun
 # keeps Slurm's variables of the batch script.
 LAUNCHERS = (
@@ -154,6 +157,26 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
     # Each host has a process of its own.
     started = _server_id(found.servers) if found.servers and placement(environ).single_host else ""
     return f"{named} {started}".strip()
+
+
+def slurm_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return host and port where rank 0 of a Slurm step listens; None: no step of Slurm.
+
+    The host is the first in the step's list, where Slurm starts task 0. The port follows from the
+    job's name, so that two steps on one host rarely share it.
+    """
+    found = find(environ)
+    nodes = environ.get("SLURM_STEP_NODELIST")
+    if found is None or found.name != "slurm" or not nodes:
+        return None
+    # rack[1-2]node[01-04,7],gpu1: the first of each list in brackets, up to a comma outside.
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    if first is None:
+        return None
+    number = int.from_bytes(hashlib.sha256(job_id(environ).encode()).digest()[:4], "big")
+    return re.sub(r"\[([^\]\[,-]+)[^\]]*\]", r"\1", first[0]), _SLURM_PORTS[
+        number % len(_SLURM_PORTS)
+    ]
 
 
 def _server_id(names: tuple[str, ...]) -> str:

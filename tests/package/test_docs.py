@@ -153,3 +153,11 @@ def test_examples(page: str, tmp_path: Path) -> None:
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert sorted(result.stdout.splitlines()) == sorted(expected)
+
+
+def test_batch_scripts_are_those_that_run() -> None:
+    """docs/slurm.md shows the files that tests/launch/test_slurm.py submits, whole."""
+    shown = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/slurm.md").read_text(), re.S)
+    files = sorted((ROOT / "docs/examples/slurm").glob("*.sbatch"))
+    assert sorted(shown) == sorted(path.read_text() for path in files)
+    assert len(files) == 3

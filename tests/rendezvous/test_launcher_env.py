@@ -95,6 +95,49 @@ def test_a_rank_that_is_no_number_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("host0", "host0"),
+        ("host0,host1", "host0"),
+        ("host[3-7,9]", "host3"),
+        ("node[01-03,07],gpu1", "node01"),
+        ("rack[1-2]node[004-012]", "rack1node004"),
+        ("n[5]-ib,n[1-4]-ib", "n5-ib"),
+        ("gpu-a.cluster.example,gpu-b.cluster.example", "gpu-a.cluster.example"),
+    ],
+)
+def test_rank_0_is_on_the_first_host_of_a_step(nodes: str, first: str) -> None:
+    """However Slurm writes its list."""
+    found = launcher_env.slurm_address(SLURM | {"SLURM_STEP_NODELIST": nodes})
+    assert found is not None
+    assert found[0] == first
+
+
+def test_port_is_of_one_attempt_of_one_step() -> None:
+    """All ranks of a step find the same, below the ports of outgoing connections."""
+    nodes = {"SLURM_STEP_NODELIST": "host[0-1]"}
+    steps = [
+        SLURM | nodes | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step, "SLURM_RESTART_COUNT": count}
+        for job in ("77", "78") for step in ("0", "1") for count in ("", "1")
+    ]  # fmt: skip
+    ports = [launcher_env.slurm_address(environ)[1] for environ in steps]  # type: ignore[index]
+    assert len(set(ports)) == len(steps)
+    assert all(12_000 <= port < 32_000 for port in ports)
+    assert ports == [launcher_env.slurm_address(environ | {"SLURM_PROCID": "7"})[1]  # type: ignore[index]
+                     for environ in steps]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, OPENMPI, BATCH | {"SLURM_STEP_NODELIST": "host0"}, SLURM, TORCHRUN],
+    ids=["alone", "openmpi", "sbatch", "no list", "torchrun"],
+)
+def test_others_have_no_such_address(environ: dict[str, str]) -> None:
+    """Only a step of Slurm has a list of its hosts."""
+    assert launcher_env.slurm_address(environ) is None
+
+
+@pytest.mark.parametrize(
     ("environ", "job"),
     [
         (TORCHRUN, "torchrun none"),

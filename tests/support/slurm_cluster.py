@@ -1,0 +1,149 @@
+"""A Slurm cluster on two hosts of this machine (network_hosts.py), without cgroups or systemd."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from network_hosts import DEADLINE, Host, Network, network_of, why_none
+
+ROOT = Path(__file__).resolve().parents[2]
+DAEMONS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost=host0
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={0}/state
+SlurmdSpoolDir={0}/spool-%n
+SlurmctldPidFile={0}/slurmctld.pid
+SlurmdPidFile={0}/slurmd-%n.pid
+SlurmctldLogFile={0}/slurmctld.log
+SlurmdLogFile={0}/slurmd-%n.log
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+MpiDefault=none
+ReturnToService=2
+NodeName=host[0-1] CPUs=4 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_no_slurm() -> str:
+    """Return why no cluster can be made here; "" if one can."""
+    missing = [name for name in DAEMONS if shutil.which(name) is None]
+    return f"no {', '.join(missing)}" if missing else why_none()
+
+
+class Cluster:
+    """A controller on host 0, and a daemon on each host, that share this machine's files.
+
+    home        the home of the user on both hosts
+    """
+
+    def __init__(self, network: Network, hosts: list[Host], directory: Path) -> None:
+        self.home = directory / "home"
+        self._hosts = hosts
+        self._directory = directory
+        for name in ("home", "state", "spool-host0", "spool-host1"):
+            (directory / name).mkdir()
+        configuration = directory / "slurm.conf"
+        configuration.write_text(CONFIGURATION.format(directory))
+        names = directory / "hosts"
+        addresses = [f"{host.address} {host.name}\n" for host in hosts]
+        names.write_text("".join(["127.0.0.1 localhost\n", *addresses]))
+        programs = Path(sys.executable).parent
+        self._environ = {
+            "SLURM_CONF": str(configuration), "HOME": str(self.home), "LANG": "C",
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "CYDIST_TUNING": "off",
+        }  # fmt: skip
+        for host in hosts:
+            self.on(host, "mount", "--bind", str(names), "/etc/hosts")
+        self._daemons = [self._start(hosts[0], "slurmctld", "-D")]
+        self._daemons += [self._start(host, "slurmd", "-D") for host in hosts]
+        self._await(lambda: self.on(hosts[0], "sinfo", "-h", "-o", "%T %D") == "idle 2\n", "idle")
+
+    def _command(self, host: Host, command: tuple[str, ...]) -> list[str]:
+        namespaces = ("--net", "--uts", "--ipc", "--pid", "--mount")
+        return ["nsenter", f"--target={host.inside.pid}", *namespaces, "--", *command]
+
+    def _start(self, host: Host, *command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command(host, command), env=self._environ, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def on(self, host: Host, *command: str) -> str:
+        """Run a command on a host, and return what it wrote to stdout."""
+        done = subprocess.run(
+            self._command(host, command), env=self._environ, capture_output=True, text=True,
+            timeout=DEADLINE, check=False,
+        )  # fmt: skip
+        return done.stdout
+
+    def _await(self, condition: object, what: str, seconds: float = DEADLINE) -> None:
+        end = time.monotonic() + seconds
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < end, f"not {what} after {seconds} s: {self.logs()}"
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        """Return the last lines of the daemons' logs."""
+        logs = sorted(self._directory.glob("*.log"))
+        return "\n".join(f"{log.name}: {''.join(log.read_text()[-1500:])}" for log in logs)
+
+    def submit(self, *command: str) -> str:
+        """Submit a batch script on host 0, and return the job's number."""
+        out = self.on(self._hosts[0], "sbatch", "--parsable", f"--chdir={self.home}",
+                      f"--output={self.home}/job-%j.out", *command)  # fmt: skip
+        assert out.strip().isdecimal(), (out, self.logs())
+        return out.strip()
+
+    def requeue(self, job: str) -> None:
+        """Let a job that has ended run once more, as `scontrol requeue` does."""
+        self.on(self._hosts[0], "scontrol", "requeue", job)
+        # Slurm holds a requeued job back for two minutes, for the sake of failing hosts.
+        self.on(self._hosts[0], "scontrol", "update", f"JobId={job}", "StartTime=now")
+
+    def result(self, job: str, seconds: float = 120) -> tuple[str, str]:
+        """Wait until the job has ended; return its state and what it wrote."""
+
+        def state() -> str:
+            shown = self.on(self._hosts[0], "scontrol", "show", "job", job)
+            words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+            return words.get("JobState", "")
+
+        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+        self._await(lambda: state() in over, f"over, but {state()}", seconds)
+        written = self.home / f"job-{job}.out"
+        return state(), written.read_text() if written.exists() else ""
+
+    def end(self) -> None:
+        """Kill the daemons; what they started ends with the hosts."""
+        for daemon in self._daemons:
+            daemon.kill()
+            daemon.wait(DEADLINE)
+
+
+@contextlib.contextmanager
+def slurm_cluster(directory: Path) -> Iterator[Cluster]:
+    """Make a cluster of two hosts, which ends afterwards."""
+    with network_of(2, directory) as (network, hosts):
+        cluster = Cluster(network, hosts, directory)
+        try:
+            yield cluster
+        finally:
+            cluster.end()
