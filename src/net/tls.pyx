@@ -25,6 +25,8 @@ cdef extern from "<sys/socket.h>" nogil:
 
 cdef enum:
     TLS1_3_VERSION = 0x0304
+    SSL_CTRL_MODE = 33
+    SSL_MODE_RELEASE_BUFFERS = 0x10
     SSL_CTRL_SET_READ_AHEAD = 41
     SSL_CTRL_SET_SESS_CACHE_MODE = 44
     SSL_CTRL_SET_MIN_PROTO_VERSION = 123
@@ -36,7 +38,7 @@ cdef enum:
     BIO_CTRL_FLUSH = 11
 
     RECORD_BYTES = 16384        # the longest plaintext of a record
-    READ_BYTES = 131072         # of ciphertext that one read takes
+    READ_BYTES = 98304          # of ciphertext that one read takes
     SEALED_AT_ONCE = 196608     # of plaintext: as much as stays in the second-level cache
     READS_AT_ONCE = 4
 
@@ -141,6 +143,8 @@ def load(path):
     lib.SSL_CTX_set_num_tickets(made, 0)    # a session is never resumed
     lib.SSL_CTX_ctrl(made, SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL)
     lib.SSL_CTX_ctrl(made, SSL_CTRL_SET_READ_AHEAD, 1, NULL)
+    # An idle connection holds no buffer: a store has one connection for each rank.
+    lib.SSL_CTX_ctrl(made, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS, NULL)
     lib.SSL_CTX_set_default_read_buffer_len(made, READ_BYTES)
     bio_method = lib.BIO_meth_new(lib.BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, b"cydist")
     if bio_method == NULL:
@@ -409,7 +413,9 @@ cdef class TlsSession:
     cdef bytes take_outbox(self):
         cdef Tls *t = self.tls
         data = PyBytes_FromStringAndSize(t.outbox, t.filled) if t.filled != 0 else b""
-        t.filled = 0
+        free(t.outbox)
+        t.outbox = NULL
+        t.filled = t.room = 0
         return data
 
     cdef Tls *detach(self, int fd) noexcept:

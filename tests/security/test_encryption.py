@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -303,6 +304,19 @@ def test_a_store_serves(secret: bytes) -> None:
     with contextlib.closing(TCPStore("127.0.0.1", 0, None, True, 30)) as store:
         store.set("long", TEXT * 10_000)
         assert store.get("long") == TEXT * 10_000
+
+
+def test_idle_connections_hold_no_buffers(secret: bytes) -> None:
+    """A store with a connection for each of many ranks needs little memory for each."""
+
+    def mapped_kb() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmData:")[1].split()[0])
+
+    before, pairs = mapped_kb(), [record_pair() for _ in range(400)]
+    for server, client in pairs:
+        server.decrypt(client.seal(bytes(100_000)))
+    assert mapped_kb() - before < 800 * 48
 
 
 # Frames
