@@ -154,8 +154,9 @@ def test_error_files(error_file: Path, content: bytes) -> None:
 texts = st.text(max_size=12) | st.sampled_from(
     ["0", "1", "-1", "2", "1e999", "nan", "inf", "9" * 30, "0:1,0:2", ":", "0,1", "a:b", "cpu", "٣"]
 )
+# Two end well, and one of them replaces the user's secret.
 flags = st.sampled_from(
-    [f for f in options.parser()._flags if f not in ("-h", "--help", "-np")]
+    [f for f in options.parser()._flags if f not in ("-h", "--help", "-np", "--new-secret")]
 )  # fmt: skip
 lines = st.lists(flags | texts | st.builds("{}={}".format, flags, texts), max_size=6)
 
@@ -170,7 +171,7 @@ def test_command_lines(line: list[str]) -> None:
         return
     assert parsed.local_size >= 1
     assert 0 <= parsed.node_rank < parsed.nodes
-    assert 0 <= parsed.grace < float("inf")
+    assert parsed.grace >= 0
 
 
 SETTINGS: dict[str, Callable[[], object]] = {

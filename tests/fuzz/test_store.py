@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from cydist.stores.protocol import (
     encode_reply,
     encode_request,
 )
+from cydist.waiting import LONGEST_TIMEOUT
 
 pytestmark = pytest.mark.fuzz
 
@@ -58,6 +60,7 @@ sensible = st.builds(StoreRequest, st.just(Op.ADD), st.tuples(keys), st.just((b"
     st.tuples(values),
 )
 frames = requests.map(encode_request)
+TIMEOUT, TIMEOUT_AT = struct.Struct("<d"), 10
 replies = st.builds(Reply, st.sampled_from(ReplyStatus), st.lists(values, max_size=4).map(tuple))
 
 
@@ -67,7 +70,9 @@ def test_requests(frame: bytes) -> None:
     table = KeyValueTable(1000, 100)
     try:
         request = decode_request(frame)
-        assert encode_request(request) == frame
+        (asked,) = TIMEOUT.unpack_from(frame, TIMEOUT_AT)
+        assert request.timeout == min(asked, LONGEST_TIMEOUT)
+        assert encode_request(request._replace(timeout=asked)) == frame
         if table.awaits(request) is None:
             table.execute(request)
     except DistStoreError:
