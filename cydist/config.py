@@ -73,6 +73,11 @@ NAT = Variable(
     "0",
     "1 on all ranks: connections may have their addresses translated, and so may be relayed",
 )
+PEER_TIMEOUT = Variable(
+    ("CYDIST_PEER_TIMEOUT",),
+    "15",
+    "seconds after which a host counts as gone if even its kernel is silent: 2 or more; inf: never",
+)
 DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
 )

@@ -27,9 +27,11 @@ from cydist._native.stream_liveness cimport (
 )
 from cydist._native.shm_ring cimport readable_bytes, advance_read
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
+from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
     ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT,
-    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, STARVED, Connection, Incoming, Net, incoming,
+    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, STARVED, VANISHED, Connection, Incoming, Net,
+    incoming,
 )
 from cydist._native.wire cimport (
     CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, MAGIC, REFUSED, RTS, SEND, TAKEN,
@@ -496,8 +498,10 @@ cdef int read_socket(Connection *c) noexcept nogil:
             continue
         if got < 0 and errno == EAGAIN:
             return OK
+        if got <= 0 and c.said_goodbye:
+            return LEFT
         if got <= 0:
-            return LEFT if c.said_goodbye else DIED
+            return VANISHED if got < 0 and is_silence(errno) else c.over or DIED
         if direct != 0:
             direct = min(direct, <size_t>got)
             if not on_bytes_read(c, direct):
