@@ -76,6 +76,11 @@ NAT = Variable(
 ENCRYPT = Variable(
     ("CYDIST_ENCRYPT",), "0", "1 on all ranks: TLS 1.3 on every socket of the job, or no start"
 )
+PEER_TIMEOUT = Variable(
+    ("CYDIST_PEER_TIMEOUT",),
+    "15",
+    "seconds after which a host counts as gone if even its kernel is silent: 2 or more; inf: never",
+)
 DETERMINISTIC = Variable(
     ("CYDIST_DETERMINISTIC",), "0", "1: reduce in rank order with one rounding, on every transport"
 )

@@ -105,7 +105,7 @@ class DistNetworkError(DistError):
 
 
 class PeerFailedError(DistNetworkError, ConnectionError):
-    """A rank died, or closed its connection."""
+    """A rank died, closed its connection, or vanished with its host."""
 
 
 class AuthenticationError(DistNetworkError, PermissionError):
@@ -171,6 +171,7 @@ def from_call_error(
     waited: float | None = None,
     why: str = "",
     host: str = "",
+    beside: Sequence[int] = (),
 ) -> DistError:
     """Return the exception for a failure that the engine reported.
 
@@ -178,11 +179,12 @@ def from_call_error(
     waited      seconds of the call's timeout
     why         why the peer is lost or late, if the backend knows
     host        the name of the peer's host, if it is known
+    beside      group ranks that were lost with their whole host, the peer among them
     """
     if failure.call is not None and failure.call[1] != seq:
         op, seq = failure.call
     lost = why or "it died, left, or was cut off"
-    who = rank_text(failure.peer, ranks, host)
+    who = host_text(beside, ranks, host) if beside else rank_text(failure.peer, ranks, host)
     where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
     step = f", step {failure.step}" if failure.step >= 0 else ""
     text = {
@@ -204,7 +206,7 @@ def from_call_error(
     }
     # A lack of memory here is no peer's fault.
     blamed = failure.peer >= 0 and failure.status != "no_memory"
-    about = [failure.peer] if blamed else []
+    about = [*(beside or [failure.peer])] if blamed else []
     if failure.teller >= 0:
         teller = rank_text(failure.teller, ranks)
         text |= {
@@ -242,6 +244,12 @@ def rank_text(rank: int, ranks: Sequence[int], host: str = "") -> str:
         return "any rank"
     number = f" (group rank {rank})" if ranks[rank] != rank else ""
     return f"rank {ranks[rank]}{number}" + (f" on {host}" if host else "")
+
+
+def host_text(beside: Sequence[int], ranks: Sequence[int], host: str) -> str:
+    """Return a host and its group ranks for messages, by their global numbers."""
+    numbers = ", ".join(str(ranks[rank]) for rank in beside)
+    return f"host {host} with rank{'s' if len(beside) > 1 else ''} {numbers}"
 
 
 class ProcessException(DistError):

@@ -73,6 +73,7 @@ from cydist._native.shm_memory import SharedMemory
 from cydist._native.shm_peers import LocalPeersHandle
 from cydist._native.stream_fork import keep_in_child, replace_in_child
 from cydist._native.stream_link import MessageLink, TcpLink
+from cydist._native.stream_silence import SilenceWatch, keepalive_idle
 from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
 from cydist._native.tls import TlsSession, update_keys_every
 from cydist._native.tls import load as load_libssl
@@ -102,6 +103,7 @@ __all__ = [
     "LocalPeersHandle",
     "SharedMemory",
     "ShmLink",
+    "SilenceWatch",
     "TcpLink",
     "TlsSession",
     "CallQueue",
@@ -120,6 +122,7 @@ __all__ = [
     "isend",
     "keep_in_child",
     "load_libssl",
+    "keepalive_idle",
     "load_mpi",
     "overlapping",
     "pack_part",

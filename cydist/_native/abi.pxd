@@ -214,6 +214,8 @@ ctypedef struct Comm:
     volatile int *aborted       # 0, or the Status that ends all waits of this group
     ControlView *control              # control messages from other ranks; NULL: none
     uint64_t *farewells         # see has_left: a bit for each lane that reported it; or NULL
+    # Whether a member was lost together with its host. NULL: the link knows no hosts.
+    bint (*host_is_lost)(const Comm *t, int rank) noexcept nogil
 
     # Post. The request and its memory stay in place until it is complete or cancelled.
     # Returns OK, or an error (then the request is not posted).

@@ -27,7 +27,7 @@ ctypedef struct ControlMessage:         # as it is sent
     int32_t teller              # group rank that sends it
     int32_t peer                # FAILED: group rank that it is about, or -1
     int32_t step                # FAILED: of the algorithm, or -1
-    int32_t zero
+    int32_t host_lost           # FAILED with PEER_LOST: whether the peer's whole host is silent
     uint64_t our_bytes
     uint64_t their_bytes
     Fingerprint ours            # the call that the teller is in

@@ -13,6 +13,7 @@ from cydist._native.matching cimport Item, Queues
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.shm_ring cimport Ring
 from cydist._native.tls cimport Tls
+from cydist._native.stream_silence cimport Patience, Silence
 from cydist._native.wire cimport Header
 
 
@@ -92,10 +93,11 @@ ctypedef struct Connection:     # one lane to one peer
     FrameKeys sending           # of the socket; no key outlives it
     FrameKeys receiving
     bint forged                 # a frame is not the one that the peer sent
+    Silence silence             # of the socket
     bint local                  # the bytes go through rings
     Ring inbound                # made at the first write of either side
     Ring outbound
-    int over                    # a Loss: how it ends once all bytes in the rings are read
+    int over                    # a Loss: how it ends once all bytes are read, or 0
     Connection *next_local
     bint armed                  # epoll tells when there is room to write
     bint broken                 # nothing can be written any more
@@ -166,6 +168,9 @@ ctypedef struct Net:            # one rank's end of all its connections
     Connection *wanted
     Connection **connections    # [peer * lanes + lane], NULL until used
     uint8_t *lost               # per peer: 0, or a Loss
+    int *hosts                  # per rank: the lowest rank of its host; NULL: not known
+    Patience patience           # with silent hosts
+    int64_t next_look           # for them
     LocalPeers *shm                 # NULL: no memory is shared
     Connection *local           # all local connections, including ended ones
     ForeignTransport *foreign                # NULL: sockets reach all ranks that are not local
@@ -192,6 +197,7 @@ cdef enum Loss:                 # these values are shared with the other side of
     BABBLED = 3                 # it sent invalid frames
     FORGED = 4                  # a third party sent frames, or changed them; only over sockets
     STARVED = 5                 # this rank had no memory for a message; never shared
+    VANISHED = 6                # its host is silent; only over sockets
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

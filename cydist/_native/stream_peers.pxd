@@ -1,5 +1,5 @@
 """Connect, lose and leave peers: see stream.pxd for the protocol and the lock."""
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Connection, Net
@@ -23,7 +23,12 @@ cdef void watch_peer(Net *net, int peer, uint64_t tag) noexcept nogil
 cdef bint has_unread(Connection *c) noexcept nogil
 # Handle changes among the ranks that share memory.
 cdef void on_peer_events(Net *net) noexcept nogil
-# The peer is lost for good: every request that involves it ends, now and later.
+# End the connections to hosts that have been silent for too long. Looks at most once in a period.
+cdef void look_for_silence(Net *net, int64_t now) noexcept nogil
+# Return whether the peer's host has answered lately, on a connection to any of its ranks.
+cdef bint host_answers(const Net *net, int peer) noexcept nogil
+# The peer is lost for good: every request that involves it ends, now and later. With its host all
+# its ranks are lost, but for those whose connection is still answered.
 cdef void mark_lost(Net *net, int peer, int how) noexcept nogil
 # A group is gone: drop what arrived for it.
 cdef void drop_comm(Net *net, uint64_t comm_id) noexcept nogil

@@ -24,6 +24,7 @@ ctypedef struct Tls:
     size_t arrived_bytes
     int reads                   # of the socket, before other connections have their turn
     bint ended                  # the peer has closed the connection, or it broke
+    int error                   # errno with which it broke, or 0
     char *outbox                # sealed bytes, of which [sent, filled) are to be sent
     size_t sent
     size_t filled

@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from cydist import config
+from cydist._native import SilenceWatch
 from cydist.errors import (
     AuthenticationError,
     DistError,
@@ -33,6 +35,7 @@ from cydist.net.acceptor import no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import public_address, resolve
 from cydist.net.records import HEAD_BYTES, Records
+from cydist.net.silence import peer_timeout, watch_idle
 from cydist.stores.protocol import (
     CHANNEL,
     INTERNAL,
@@ -383,7 +386,8 @@ class _Pool:
         failure: Exception | None = None
         while True:
             try:
-                return self._connect_once(deadline, awaited)
+                limit = deadline if patient else min(deadline, started + peer_timeout())
+                return self._connect_once(deadline, limit, awaited)
             except AuthenticationError:
                 raise
             except DistTimeoutError as error:
@@ -427,14 +431,15 @@ class _Pool:
             answered=False,
         )
 
-    def _connect_once(self, deadline: float, awaited: bool) -> _Connection:
-        """Try every address of the host once."""
+    def _connect_once(self, deadline: float, limit: float, awaited: bool) -> _Connection:
+        """Try every address of the host once, each until `limit`."""
         failure: OSError = ConnectionError("the name has no address")
         for family, kind, protocol, _, address in resolve(self.host, self.port, deadline):
             sock = socket.socket(family, kind, protocol)
             try:
-                sock.settimeout(one_wait(max(0.001, deadline - time.monotonic())))
+                sock.settimeout(one_wait(max(0.001, limit - time.monotonic())))
                 sock.connect(address)
+                watch_idle(sock)
                 return _Connection(sock, self._authenticate(sock, deadline, awaited))
             except BaseException as error:
                 sock.close()
@@ -467,14 +472,17 @@ class _Connection:
         self._sock = sock
         self._records = Records(handshake, MAX_FRAME_BYTES)
         self._received = bytearray()  # of records, not taken yet
+        self._silence = SilenceWatch(peer_timeout())
 
     def send(self, body: bytes, deadline: float) -> None:
-        """Send one record; TimeoutError at the deadline."""
+        """Send one record; TimeoutError at the deadline, OSError when the server's host is gone."""
         unsent = memoryview(self._records.seal(body))
         while unsent:
             self._arm(deadline)
-            with contextlib.suppress(TimeoutError):  # end of one wait: the deadline may be later
+            try:
                 unsent = unsent[self._sock.send(unsent) :]
+            except TimeoutError as error:
+                self._go_on_after(error)
 
     def receive(self, deadline: float) -> bytes:
         """Return the body of the next record.
@@ -490,7 +498,8 @@ class _Connection:
             self._arm(deadline)
             try:
                 part = self._sock.recv(min(max(count - len(self._received), 1 << 10), 1 << 20))
-            except TimeoutError:  # end of one wait: the deadline may be later
+            except TimeoutError as error:
+                self._go_on_after(error)
                 continue
             if not part:
                 raise ConnectionResetError("the connection was closed")
@@ -499,11 +508,21 @@ class _Connection:
         return data
 
     def _arm(self, deadline: float) -> None:
-        """Set the socket's timeout to the deadline, but at most one long wait."""
+        """Set the socket's timeout to the deadline, but at most to the next look at the server's
+        host."""
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
-        self._sock.settimeout(one_wait(remaining))
+        if self._silence.look(self._sock.fileno())[1]:
+            raise _silent_host()
+        self._sock.settimeout(one_wait(min(remaining, self._silence.period)))
+
+    @staticmethod
+    def _go_on_after(error: TimeoutError) -> None:
+        """Go on after one wait, as the deadline may be later; not after the kernel's ETIMEDOUT,
+        which Python calls by the same name."""
+        if error.errno is not None:
+            raise _silent_host() from None
 
     def disconnect(self) -> None:
         """Close a connection that carries a will on purpose: withdraw the will, without waiting
@@ -515,6 +534,12 @@ class _Connection:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _silent_host() -> ConnectionAbortedError:
+    return ConnectionAbortedError(
+        f"its host has not answered for {peer_timeout():g} s ({config.PEER_TIMEOUT.names[0]})"
+    )
 
 
 _pools: weakref.WeakSet[_Pool] = weakref.WeakSet()

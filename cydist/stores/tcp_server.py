@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import os
 import selectors
 import socket
@@ -18,10 +19,12 @@ import time
 import weakref
 from collections import deque
 
+from cydist._native import SilenceWatch
 from cydist.errors import AuthenticationError, DistStoreError, QueueEmptyError
 from cydist.net.acceptor import Acceptor
 from cydist.net.auth import ServerHandshake
 from cydist.net.records import HEAD_BYTES, Records
+from cydist.net.silence import peer_timeout, watch_idle
 from cydist.stores.kv_table import ENTRY_BYTES, KeyOrQueue, KeyValueTable
 from cydist.stores.protocol import (
     CHANNEL,
@@ -59,6 +62,7 @@ class _Connection:
         self.will: Will = ()
         self.ticket = 0
         self.closing = False
+        self.silence = SilenceWatch(peer_timeout())
 
 
 # An alarm: time, order among equals, connection, and the connection's ticket when the alarm was set
@@ -83,6 +87,10 @@ class StoreServer:
         # A heap. Stale alarms stay in it until their time, or until there are too many.
         self._alarms: list[_Alarm] = []
         self._tickets = itertools.count(1)
+        # Clients that were sent something which their hosts may not have acknowledged yet.
+        self._owing: dict[_Connection, None] = {}
+        self._next_look = math.inf
+        self._period = SilenceWatch(peer_timeout()).period
         # Latest end of the server, on time.monotonic(); None: no end was requested.
         self._end: float | None = None
         self._released = threading.Event()
@@ -162,6 +170,7 @@ class StoreServer:
         now = time.monotonic()
         self._acceptor.expire(now)
         self._ring_alarms(now)
+        self._look_for_silence(now)
         self._carry_out_wills()
 
     def _serve(self, connection: _Connection, events: int) -> None:
@@ -197,6 +206,7 @@ class StoreServer:
     def _until_next(self) -> float:
         times = [alarm[0] for alarm in self._alarms[:1]]
         times += [when for when in (self._acceptor.next_deadline, self._end) if when is not None]
+        times.append(self._next_look)
         now = time.monotonic()
         if self._wills:  # a round that raised did not reach them
             times.append(now)
@@ -208,12 +218,25 @@ class StoreServer:
             if self._is_set(alarm):
                 self._answer_timeout(alarm[2])
 
+    def _look_for_silence(self, now: float) -> None:
+        """Drop clients whose hosts have vanished. Kernels look after idle connections alone."""
+        if now < self._next_look:
+            return
+        for connection in list(self._owing):
+            owing, silent = connection.silence.look(connection.sock.fileno())
+            if silent:
+                self._close(connection)
+            elif not owing and not connection.unsent:
+                del self._owing[connection]
+        self._next_look = now + self._period if self._owing else math.inf
+
     # Members
 
     def _admit(self, connection: _Connection, proof: bytes) -> None:
         self._connections[connection] = None
         try:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch_idle(connection.sock)
             self._selector.register(connection.sock, selectors.EVENT_READ, connection)
             self._send(connection, proof)
         except Exception as error:
@@ -316,6 +339,9 @@ class StoreServer:
     def _send(self, connection: _Connection, data: bytes) -> None:
         connection.unsent = memoryview(data)
         self._flush(connection)
+        if self._period < math.inf and connection in self._connections:
+            self._owing[connection] = None
+            self._next_look = min(self._next_look, time.monotonic() + self._period)
 
     def _flush(self, connection: _Connection) -> None:
         while connection.unsent:
@@ -334,6 +360,7 @@ class StoreServer:
         if self._connections.pop(connection, self) is self:
             return
         self._unpark(connection)
+        self._owing.pop(connection, None)
         self._wills += connection.will
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)

@@ -334,6 +334,8 @@ cdef void broadcast_failure(ControlPlane *n, Comm *t, ControlMessage *failure) n
     cdef int64_t until
     cdef bint known
     resolve_mismatch(n, t, failure)
+    if failure.status == PEER_LOST and failure.peer >= 0 and t.host_is_lost != NULL:
+        failure.host_lost = t.host_is_lost(t, failure.peer)
     lock(n)
     record(n, failure)
     known = n.failure_is_known or n.closed

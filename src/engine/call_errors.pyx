@@ -37,6 +37,7 @@ class CallError(Exception):
     call            of a mismatch: the name and the number of the collective in which ranks
                     differ, which may be an earlier one; None: of a message, or not known
     awaited         of a timeout: what did not happen, if it was not a message or step of `peer`
+    host_lost       of a lost peer: its whole host is silent, as the teller knows
     """
 
     def __init__(self, status, peer=-1, step=-1, ours="", theirs="", teller=-1):
@@ -49,6 +50,7 @@ class CallError(Exception):
         self.theirs = theirs
         self.call = None
         self.awaited = ""
+        self.host_lost = False
 
 
 IN_CHUNKS = "in chunks, as arrays on a GPU go"
@@ -140,7 +142,9 @@ cdef object recorded_failure(const ControlPlane *control_plane, int rank):
     if mismatch:
         failure = CallError(status, n.peer, n.step, ours, theirs, n.teller)
         return with_call(failure, &n.ours)
-    return CallError(status, n.peer, n.step, ours, theirs, n.teller)
+    failure = CallError(status, n.peer, n.step, ours, theirs, n.teller)
+    failure.host_lost = n.status == PEER_LOST and n.host_lost != 0
+    return failure
 
 
 cdef list never_freed = []

@@ -188,6 +188,7 @@ cdef int bio_read(void *bio, char *into, int room) noexcept nogil:
             return <int>got
         if got == 0 or errno != EAGAIN:
             t.ended = True
+            t.error = errno if got < 0 else 0
             return 0
     lib.BIO_set_flags(bio, BIO_FLAGS_READ_AND_RETRY)
     return -1

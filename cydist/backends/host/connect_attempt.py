@@ -8,8 +8,9 @@ import socket
 from cydist.backends.host.addresses import SocketAddress
 from cydist.net.acceptor import HandshakeSocket
 from cydist.net.auth import ClientHandshake
+from cydist.net.silence import peer_timeout, watch_idle
 
-CONNECT_TIMEOUT = 30.0  # seconds for one connection, all its attempts included
+CONNECT_TIMEOUT = 30.0  # seconds until a peer's kernel accepts, all attempts included
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds of attempts
 
 Key = tuple[int, int]  # peer, lane
@@ -22,6 +23,9 @@ class ConnectAttempt:
         self.key = key
         self.targets = targets
         self.deadline = now + CONNECT_TIMEOUT
+        # When a host that gave no answer counts as gone; a bit early, as the verdict takes time.
+        self.silent_until = now + 0.95 * peer_timeout()
+        self.heard = False  # the host has answered, if only with a refusal
         self.next = 0  # of targets
         self.refusals = 0  # consecutive addresses that refused
         self.pause = FIRST_PAUSE
@@ -40,22 +44,24 @@ class ConnectAttempt:
     @property
     def next_deadline(self) -> float:
         """Return the time at which the attempt must be served next."""
+        if self.connecting is not None and self.connected:
+            return self.connecting.deadline
+        times = [self.deadline]
+        if not self.heard:
+            times.append(self.silent_until)
         if self.resume is not None:
-            return min(self.resume, self.deadline)
-        return (
-            self.deadline
-            if self.connecting is None
-            else min(self.connecting.deadline, self.deadline)
-        )
+            times.append(self.resume)
+        elif self.connecting is not None:
+            times.append(self.connecting.deadline)
+        return min(times)
 
 
 def set_options(sock: socket.socket) -> None:
-    """Send small messages at once, and detect a vanished host within half a minute."""
+    """Send small messages at once, and notice a host that vanishes. Raises OSError."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    # Between ranks that all send on a quiet network, loss-based congestion control is faster.
+    watch_idle(sock)
+    # Inside a host nothing is lost, and control by losses costs least. Between hosts the network's
+    # administrator has chosen. A connection that was reset has no peer, which the link finds out.
     with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        if sock.getsockname()[0] == sock.getpeername()[0]:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

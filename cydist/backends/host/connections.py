@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import selectors
 import socket
@@ -41,6 +42,7 @@ from cydist.net import auth
 from cydist.net.acceptor import Acceptor, HandshakeSocket, PendingPeer, no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
 from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
+from cydist.net.silence import peer_timeout, watch_idle
 from cydist.waiting import LONGEST_WAIT, LoopGuard
 
 CHANNEL = b"peer"
@@ -70,6 +72,7 @@ class Connections:
         self._job = job
         auth.check_encryption()
         self._secret = auth.secret() if secret is None else secret
+        self._peer_timeout = peer_timeout()
         names = chosen_interfaces()
         self._chosen = bool(names)
         places = [interface_addresses(name) for name in names] or [addresses.resolve_host(host)]
@@ -147,6 +150,8 @@ class Connections:
                 )
         here = addresses.this_host()
         self.link.share_cores(sum(peer.host == here for peer in peers))
+        first = {peer.host: peer.rank for peer in reversed(peers)}
+        self.link.know_hosts([first[peer.host] for peer in peers], self._peer_timeout)
         self._selector.register(self.link.wanted_fd, selectors.EVENT_READ)
         self._peers = peers
         self._wake_thread()
@@ -172,6 +177,10 @@ class Connections:
     def host_of(self, peer: int) -> str:
         """Return the name of a rank's host."""
         return self._peers[peer].host.partition("/")[0]
+
+    def ranks_beside(self, peer: int) -> list[int]:
+        """Return all ranks on a rank's host."""
+        return [each.rank for each in self._peers if each.host == self._peers[peer].host]
 
     def query(self, peer: int, comm_id: int, deadline: float) -> peer_status.PeerStatus:
         """Query a peer's report on a group, and block until it answers.
@@ -255,8 +264,13 @@ class Connections:
     def _expire(self, now: float) -> None:
         self._acceptor.expire(now)
         for attempt in list(self._attempts.values()):
+            if attempt.connected:
+                # Its kernel has accepted. If its process is stopped, that says nothing of its end.
+                continue
             if attempt.deadline <= now:
                 self._give_up(attempt, f"{attempt.last_error} (for {CONNECT_TIMEOUT:g} s)")
+            elif not attempt.heard and attempt.silent_until <= now:
+                self._no_answer(attempt)
             elif attempt.resume is not None and attempt.resume <= now:
                 self._try_next(attempt, now)
             elif attempt.connecting is not None and attempt.connecting.deadline <= now:
@@ -342,6 +356,8 @@ class Connections:
         claim = CLAIM.pack(self._rank, *attempt.key)
         there = f"rank {attempt.key[0]} at {addresses.host_port(target)}"
         handshake = ClientHandshake(self._secret, CHANNEL, self._job, claim, there)
+        if attempt.next == 1:
+            attempt.last_error = f"{there}: no answer"
         attempt.connecting = HandshakeSocket(sock, handshake, now + CANDIDATE_TIMEOUT)
         try:
             sock.setblocking(False)
@@ -379,11 +395,14 @@ class Connections:
                 if code:
                     raise OSError(code, os.strerror(code))
                 connecting.handshake.endpoints = auth.endpoints_of(connecting.sock, accepted=False)
-                attempt.connected = True
+                watch_idle(connecting.sock)
+                attempt.connected = attempt.heard = True
+                attempt.last_error = f"{connecting.handshake.there} has not greeted this rank yet"
                 failpoint("connect")
                 attempt.refusals = 0
-                # From here on the peer may regard the connection as made, so be patient.
-                connecting.deadline = attempt.deadline
+                # From here on the peer may regard the connection as made, or be stopped: wait as
+                # long as its kernel lives.
+                connecting.deadline = math.inf
                 self._selector.modify(connecting.sock, selectors.EVENT_READ, attempt)
                 return
             if not connecting.receive():
@@ -404,6 +423,7 @@ class Connections:
         attempt.last_error = why
         refused = f"[Errno {errno.ECONNREFUSED}]" in why
         attempt.refusals = attempt.refusals + 1 if refused else 0
+        attempt.heard = attempt.heard or refused
         self._hang_up(attempt)
         if self.link.lane_is_live(*attempt.key):
             self._drop(attempt)
@@ -416,7 +436,17 @@ class Connections:
             attempt.resume += attempt.pause
             attempt.pause = min(2 * attempt.pause, LONGEST_PAUSE)
 
+    def _no_answer(self, attempt: ConnectAttempt) -> None:
+        """Give up a peer whose host has said nothing, unless it answers another connection: then
+        a firewall may let the peer connect to this rank."""
+        if self.link.host_answers(attempt.key[0]):
+            attempt.heard = True
+            return
+        self._drop(attempt)
+        self.link.vanish(attempt.key[0])
+
     def _hang_up(self, attempt: ConnectAttempt) -> None:
+        attempt.connected = False
         if attempt.connecting is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(attempt.connecting.sock)

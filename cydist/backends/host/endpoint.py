@@ -51,10 +51,19 @@ class Endpoint:
         self._backends: dict[int, str] = {}
         self.host_of: Callable[[int], str] = lambda peer: ""
         self.peer_error: Callable[[int], str] = lambda peer: ""
+        # Of peers on other hosts; see TcpLink and Connections.
+        self.vanished: Callable[[int], bool] = lambda peer: False
+        self.silence: Callable[[], str] = lambda: ""
+        self.ranks_beside: Callable[[int], list[int]] = lambda peer: [peer]
+        self.traffic: Callable[[int], tuple[int, int, float, float] | None] = lambda peer: None
         if connections is not None:
             connections.status_of = self.status
             self.host_of = connections.host_of
             self.peer_error = connections.connect_error
+            self.vanished = connections.link.vanished
+            self.silence = connections.link.silence
+            self.ranks_beside = connections.ranks_beside
+            self.traffic = connections.link.traffic
             if not config.INSECURE.is_on():
                 self.query = connections.query
         self.drain_until = math.inf  # set at the process's end: how long its groups wait

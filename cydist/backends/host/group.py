@@ -18,10 +18,12 @@ from weakref import ref
 
 from cydist import _native
 from cydist._native import ANY_SOURCE
+from cydist.backends.host import traffic
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks, same_sizes
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
 from cydist.backends.host.peer_status import PeerStatus, describe_status, gather, is_late, stacks
+from cydist.backends.host.traffic import Traffic
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
     DistError,
@@ -251,7 +253,10 @@ class HostGroup(ProcessGroup):
         try:
             if isinstance(error, DistTimeoutError) and not self._native.failure_is_known:
                 # First, so that ranks that learn of it leave their calls.
-                error.args = (f"{error}{self._describe_late(error.ranks)}",)
+                awaited = [self.ranks.index(rank) for rank in error.ranks if rank in self.ranks]
+                moved = traffic.snapshot(self._traffic_with, awaited)
+                late = self._describe_late(awaited)
+                error.args = (f"{error}{late}{traffic.describe(moved, self._named)}",)
         finally:
             self._broadcast_failure(error, call)
 
@@ -275,9 +280,16 @@ class HostGroup(ProcessGroup):
             f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
         )
 
-    def _describe_late(self, ranks: Sequence[int]) -> str:
-        """Return lines on what the late ranks are doing. If all of them wait in this rank's call
-        themselves, also report other late ranks."""
+    def _traffic_with(self, rank: int) -> Traffic | None:
+        found = self._endpoint.traffic(self._peers[rank])
+        return None if found is None else Traffic(*found)
+
+    def _named(self, rank: int) -> str:
+        return rank_text(rank, self.ranks, self.host_of(rank))
+
+    def _describe_late(self, awaited: Sequence[int]) -> str:
+        """Return lines on what the late ranks are doing. If all of the awaited ones wait in this
+        rank's call themselves, also report other late ranks."""
         query = self._endpoint.query
         if query is None:
             return ""
@@ -287,7 +299,7 @@ class HostGroup(ProcessGroup):
 
         call = self.last_call()
         here = self.doing() if call is not None and not call.over else ""
-        asked = [self.ranks.index(rank) for rank in ranks if rank in self.ranks][:MOST_ASKED]
+        asked = awaited[:MOST_ASKED]
         found = gather(asked_of, asked)
         if not any(is_late(report, here) for report in found.values()):
             others = [rank for rank in self._other_ranks() if rank not in asked][:MOST_ASKED]
@@ -296,7 +308,7 @@ class HostGroup(ProcessGroup):
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
-            describe_status(rank_text(rank, self.ranks, self.host_of(rank)), late[rank])
+            describe_status(self._named(rank), late[rank], self._traffic_with(rank))
             for rank in sorted(late)
         )
 
@@ -488,11 +500,28 @@ class HostGroup(ProcessGroup):
             failure = self._native.explain(ended)
             waited = max(0.0, deadline - started)
             why = self.peer_error(failure.peer)
-            host = self.host_of(failure.peer) if failure.status == "peer_lost" else ""
+            host, beside = "", []
+            if failure.status == "peer_lost":
+                host = self.host_of(failure.peer)
+                beside = self._lost_with_host(failure)
             error = from_call_error(
-                failure, name, self.group_name, self.ranks, seq, waited, why, host
-            )
+                failure, name, self.group_name, self.ranks, seq, waited,
+                self._endpoint.silence() if beside else why, host, beside,
+            )  # fmt: skip
             raise error from self._failed
+
+    def _lost_with_host(self, failure: _native.CallError) -> list[int]:
+        """Return the members on the host with which a member was lost; none if its host may live.
+
+        This rank knows, or the teller does. If that finds this rank's own host silent, the network
+        has parted, and nothing is known of the other ranks.
+        """
+        endpoint, peer = self._endpoint, self._peers[failure.peer]
+        gone = endpoint.ranks_beside(peer)
+        known = endpoint.vanished(peer) or failure.host_lost
+        if not known or self._peers[self._rank] in gone:
+            return []
+        return [rank for rank, each in enumerate(self._peers) if each in gone]
 
     def peer_error(self, rank: int) -> str:
         """Return why a group rank is silent, for messages; "" if unknown."""

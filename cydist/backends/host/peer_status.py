@@ -23,6 +23,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from cydist.backends.host.addresses import SocketAddress
+from cydist.backends.host.traffic import Traffic
 from cydist.errors import AuthenticationError, DistError
 from cydist.executor import THREADS
 from cydist.net import auth
@@ -72,8 +73,13 @@ def is_late(report: PeerStatus, here: str) -> bool:
     return not (call and re.search(rf"{re.escape(call)}(?!\d)", report.state))
 
 
-def describe_status(who: str, report: PeerStatus) -> str:
-    """Return a report as lines of an error's message."""
+def describe_status(who: str, report: PeerStatus, heard: Traffic | None = None) -> str:
+    """Return a report as lines of an error's message.
+
+    heard   the traffic with that rank; None: not known
+    """
+    if report is SILENT and heard is not None and heard.is_heard:
+        report = BUSY
     return f"\n{who} is {report.state}" + "".join(
         f"\n    {line}" for line in report.stacks.splitlines()
     )
@@ -111,6 +117,13 @@ def gather(
 GONE = PeerStatus("not in the group: it has not made it, or destroyed it", "")
 SILENT = PeerStatus(
     "giving no answer: it is stopped, or in code that holds Python's lock, or its host is cut off",
+    "",
+)
+
+
+BUSY = PeerStatus(
+    "giving no answer, though its host does: it is stopped, or in code that holds Python's lock, "
+    "or the network is slow",
     "",
 )
 

@@ -29,20 +29,25 @@ from cydist._native.matching cimport (
 )
 from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, create_doorbell
 from cydist._native.stream_send cimport post_send, withdraw_send
+from cydist._native.stream_peers cimport (
+    adopt, drop_comm, free_connections, host_answers, leave_link, look_for_silence, mark_lost,
+)
+from cydist._native.stream_silence cimport Traffic, patience_of, traffic_of
 from cydist._native.tls cimport Tls, TlsSession, tls_free
-from cydist._native.stream_peers cimport adopt, drop_comm, free_connections, leave_link, mark_lost
 from cydist._native.stream_liveness cimport MOST_LANES
 from cydist._native.stream_progress cimport (
     ensure_background, poll_once, progress, stop_background, wait,
 )
 from cydist._native.stream cimport (
-    BABBLED, DIED, FORGED, LEFT, LIVE, STAGING_BYTES, STARVED, WANTED, Connection, Net, Outgoing,
+    BABBLED, DIED, FORGED, LEFT, LIVE, STAGING_BYTES, STARVED, VANISHED, WANTED, Connection, Net,
+    Outgoing,
 )
 from cydist._native.sync cimport PAUSE_US, SPINS, cores, load_int
 
 cdef enum:
     HELD_LIMIT = 67108864       # bytes of short messages that a peer may have under way to it
     TESTS_PER_FOREIGN = 4
+    TESTS_PER_LOOK = 64
     KEY_BYTES = 32              # of one direction of a connection
     LINGER_NS = 1000000000      # the longest that close() waits for its last bytes to arrive
 
@@ -84,6 +89,8 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
         if (net.foreign == NULL or not net.foreign.needed or r.tag != CONTROL_TAG
                 or net.tests % TESTS_PER_FOREIGN == 0):
             poll_once(net, net.tests)
+        if net.tests % TESTS_PER_LOOK == 0:
+            look_for_silence(net, now_ns())
         if net.foreign != NULL and r.status == PENDING and r.place == net.foreign:
             net.foreign.give_up(net, r)
         pthread_mutex_unlock(&net.lock)
@@ -121,6 +128,21 @@ cdef void cancel(Comm *t, Request *r) noexcept nogil:
 
 cdef bint lingers(Comm *t) noexcept nogil:
     return (<Net *>t.link).lingering
+
+
+cdef bint host_vanished(const Net *net, int peer) noexcept nogil:
+    """Return whether the peer's host is silent on all connections, not on this one only."""
+    cdef int other
+    if net.lost[peer] != VANISHED:
+        return False
+    for other in range(net.size if net.hosts != NULL else 0):
+        if net.hosts[other] == net.hosts[peer] and net.lost[other] == 0:
+            return False
+    return True
+
+
+cdef bint host_is_lost(const Comm *t, int rank) noexcept nogil:
+    return host_vanished(<Net *>t.link, t.peers[rank])
 
 
 # Leaving
@@ -237,6 +259,7 @@ cdef class MessageLink(Link):
         if net.queues.posted != NULL:
             free_queues(&net.queues)
         free(net.lost)
+        free(net.hosts)
         free(net.staging)
         free(net)
 
@@ -253,6 +276,7 @@ cdef class MessageLink(Link):
         t.contradicted = is_contradicted
         t.left_over = left_over
         t.lingers = lingers
+        t.host_is_lost = host_is_lost
         with nogil:
             pthread_mutex_lock(&self.net.lock)
             status = open_comm(&self.net.queues, t)
@@ -340,7 +364,18 @@ cdef class MessageLink(Link):
                     "secret, drops, adds or changes frames, or the network damaged one")
         if self.net.lost[peer] == STARVED:
             return "this rank had no memory for a message from it, and closed the connection"
+        if self.net.lost[peer] == VANISHED:
+            return self.silence() if host_vanished(self.net, peer) else (
+                f"nothing has come on its connection for {self.net.patience.seconds:g} s "
+                "(CYDIST_PEER_TIMEOUT), though its host answers on others: the network drops what "
+                "is sent to it, such as large packets (MTU)")
         return ""
+
+    def silence(self):
+        """Return what is known of a host that is silent, for messages."""
+        return (f"it has not answered for {self.net.patience.seconds:g} s (CYDIST_PEER_TIMEOUT), "
+                "not even its kernel: it is switched off or paused, or the network to it is cut, "
+                "or drops large packets (MTU)")
 
     def left(self, int peer):
         """Return whether this peer has left on purpose, by closing its link."""
@@ -436,6 +471,80 @@ cdef class TcpLink(MessageLink):
             pthread_mutex_lock(&self.net.lock)
             mark_lost(self.net, peer, DIED)
             pthread_mutex_unlock(&self.net.lock)
+
+    def know_hosts(self, hosts, double seconds):
+        """Learn the hosts of all ranks, and how long they may be silent.
+
+        hosts       for each rank a number, equal on ranks of one host
+        seconds     inf: for ever
+        """
+        cdef int *numbers = <int *>calloc(self.size, sizeof(int))
+        cdef int *before
+        if numbers == NULL:
+            raise MemoryError("no memory for the numbers of hosts")
+        for i, number in enumerate(hosts):
+            if i < self.size:
+                numbers[i] = number
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            before, self.net.hosts = self.net.hosts, numbers
+            self.net.patience = patience_of(seconds)
+            pthread_mutex_unlock(&self.net.lock)
+        free(before)
+
+    def host_answers(self, int peer):
+        """Return whether the peer's host has answered lately, on a connection to any of its
+        ranks."""
+        cdef bint found
+        self.check(peer, 0)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            found = host_answers(self.net, peer)
+            pthread_mutex_unlock(&self.net.lock)
+        return found
+
+    def vanish(self, int peer):
+        """Declare the peer's host silent: it, and its ranks that do not answer, are lost."""
+        self.check(peer, 0)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            mark_lost(self.net, peer, VANISHED)
+            pthread_mutex_unlock(&self.net.lock)
+
+    def vanished(self, int peer):
+        """Return whether the peer was lost together with its host, which is silent."""
+        return 0 <= peer < self.size and host_vanished(self.net, peer)
+
+    def traffic(self, int peer):
+        """Return what a peer's connections have carried, or None if it has none through sockets.
+
+        Bytes that have come, bytes that its kernel has acknowledged, and the seconds since bytes
+        came, and since anything did.
+        """
+        cdef Traffic one, whole = Traffic(0, 0, 0, 0)
+        cdef Connection *c
+        cdef int lane
+        cdef bint found = False
+        if peer == self.rank:
+            return None
+        self.check(peer, 0)
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            for lane in range(self.net.lanes):
+                c = self.net.connections[peer * self.net.lanes + lane]
+                if c == NULL or c.state != LIVE or c.local or not traffic_of(c.fd, &one):
+                    continue
+                whole.since_got_ns = (min(whole.since_got_ns, one.since_got_ns) if found
+                                      else one.since_got_ns)
+                whole.since_heard_ns = (min(whole.since_heard_ns, one.since_heard_ns) if found
+                                        else one.since_heard_ns)
+                whole.got += one.got
+                whole.taken += one.taken
+                found = True
+            pthread_mutex_unlock(&self.net.lock)
+        if not found:
+            return None
+        return whole.got, whole.taken, whole.since_got_ns * 1e-9, whole.since_heard_ns * 1e-9
 
     def lost(self, int peer):
         """Return why this peer cannot be reached any more, for messages; "" while it can."""

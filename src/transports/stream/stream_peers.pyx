@@ -1,5 +1,5 @@
 """Connect, lose and leave peers: sockets and rings are taken over, lost, and closed."""
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
@@ -24,9 +24,12 @@ from cydist._native.shm_peers cimport LocalPeers, has_ended, notify_all
 from cydist._native.shm_ring cimport NO_RINGS, pair_entry, close_writer
 from cydist._native.stream cimport (
     ARRIVING, FOREIGN, DIED, ENDED, FILLING, LEFT, LIVE, RTS_ARRIVED, POSTED, PULLING, STARVED,
-    STAGING_BYTES, Connection, FrameKeys, Incoming, Net, Outgoing, incoming,
+    STAGING_BYTES, VANISHED, Connection, FrameKeys, Incoming, Net, Outgoing, incoming,
 )
 from cydist._native.stream_liveness cimport end_stranded, status_of_loss
+from cydist._native.stream_silence cimport (
+    SILENT as SILENT_KERNEL, Traffic, look, reset_on_close, traffic_of,
+)
 from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
 from cydist._native.tls cimport Tls, tls_free
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
@@ -146,7 +149,54 @@ cdef bint unfinished_from(const Item *item, const void *argument) noexcept nogil
             and (incoming(item).stage == RTS_ARRIVED or incoming(item).stage == ARRIVING))
 
 
+cdef void look_for_silence(Net *net, int64_t now) noexcept nogil:
+    cdef Connection *c
+    cdef int i
+    if net.live == 0 or net.patience.limit_ns == 0 or now < net.next_look:
+        return
+    net.next_look = now + net.patience.period_ns
+    for i in range(net.size * net.lanes):
+        c = net.connections[i]
+        if (c != NULL and c.state == LIVE and not c.local
+                and look(c.fd, &c.silence, &net.patience, now) == SILENT_KERNEL):
+            reset_on_close(c.fd)
+            end_connection(c, VANISHED)
+
+
+cdef bint answers(const Net *net, int peer) noexcept nogil:
+    cdef const Connection *c
+    cdef Traffic traffic
+    cdef int lane
+    for lane in range(net.lanes):
+        c = net.connections[peer * net.lanes + lane]
+        if (c != NULL and c.state == LIVE and not c.local and traffic_of(c.fd, &traffic)
+                and traffic.since_heard_ns < net.patience.owed_ns):
+            return True
+    return False
+
+
+cdef bint on_one_host(const Net *net, int one, int other) noexcept nogil:
+    return net.hosts != NULL and net.hosts[one] == net.hosts[other]
+
+
+cdef bint host_answers(const Net *net, int peer) noexcept nogil:
+    cdef int other
+    for other in range(net.size):
+        if (other == peer or on_one_host(net, other, peer)) and answers(net, other):
+            return True
+    return False
+
+
 cdef void mark_lost(Net *net, int peer, int how) noexcept nogil:
+    cdef int other
+    mark_one_lost(net, peer, how)
+    if how == VANISHED and not on_one_host(net, peer, net.rank):
+        for other in range(net.size):
+            if on_one_host(net, other, peer) and not answers(net, other):
+                mark_one_lost(net, other, VANISHED)
+
+
+cdef void mark_one_lost(Net *net, int peer, int how) noexcept nogil:
     cdef Connection *c
     cdef Item *item
     cdef int lane
@@ -156,6 +206,8 @@ cdef void mark_lost(Net *net, int peer, int how) noexcept nogil:
     for lane in range(net.lanes):
         c = net.connections[peer * net.lanes + lane]
         if c != NULL:
+            if how == VANISHED and c.fd >= 0:
+                reset_on_close(c.fd)
             close_socket(c)
             fail_requests(c, status_of_loss(net, peer))
     while True:

@@ -25,7 +25,7 @@ from cydist._native.matching cimport contradicted
 from cydist._native.shm_peers cimport announce_sleep, drain_doorbell, end_sleep
 from cydist._native.stream_send cimport on_writable
 from cydist._native.stream_peers cimport (
-    end_connection, close_local, on_peer_events, has_unread, watch_peer,
+    end_connection, close_local, look_for_silence, on_peer_events, has_unread, watch_peer,
 )
 from cydist._native.shm_ring cimport has_space, request_space
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
@@ -311,6 +311,7 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
                 status = MISMATCH
             if r.status == PENDING:
                 watch_peers(net, t, r)
+            look_for_silence(net, now_ns())
             until = slice_until(now_ns(), deadline_ns)
         elif net.polling or is_left_to_other_thread(net):
             net.sleepers += 1
@@ -346,6 +347,7 @@ cdef void *background(void *argument) noexcept nogil:
         else:
             naps = 0
             sleep_and_handle(net, &net.background_polls, BACKGROUND_MS)
+            look_for_silence(net, now_ns())
     net.background_runs = False
     pthread_mutex_unlock(&net.lock)
     return NULL

@@ -28,9 +28,11 @@ from cydist._native.stream_liveness cimport (
 from cydist._native.shm_ring cimport readable_bytes, advance_read
 from cydist._native.tls cimport TLS_CHANGED, tls_read, tls_readable
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
+from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
     ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT,
-    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, STARVED, Connection, Incoming, Net, incoming,
+    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, STARVED, VANISHED, Connection, Incoming, Net,
+    incoming,
 )
 from cydist._native.wire cimport (
     CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, MAGIC, REFUSED, RTS, SEND, TAKEN,
@@ -499,8 +501,10 @@ cdef int read_socket(Connection *c) noexcept nogil:
             continue
         if got < 0 and errno == EAGAIN:
             return OK
+        if got <= 0 and c.said_goodbye:
+            return LEFT
         if got <= 0:
-            return LEFT if c.said_goodbye else DIED
+            return VANISHED if got < 0 and is_silence(errno) else c.over or DIED
         if direct != 0:
             direct = min(direct, <size_t>got)
             if not on_bytes_read(c, direct):
@@ -529,8 +533,10 @@ cdef int read_tls(Connection *c) noexcept nogil:
             return OK
         if got == TLS_CHANGED:
             return FORGED
+        if got < 0 and c.said_goodbye:
+            return LEFT
         if got < 0:
-            return LEFT if c.said_goodbye else DIED
+            return VANISHED if is_silence(c.tls.error) else c.over or DIED
         if direct != 0 and not on_bytes_read(c, <size_t>got):
             return FORGED
         if direct == 0 and not parse(c, c.net.staging, <size_t>got):

@@ -22,8 +22,10 @@ from cydist._native.shm_ring cimport (
 )
 from cydist._native.stream_auth cimport seal_header, seal_payload
 from cydist._native.stream_liveness cimport status_of_loss
+from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
-    BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, WANTED, Connection, Net, Outgoing,
+    BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, VANISHED, WANTED, Connection, Net,
+    Outgoing,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.tls cimport tls_write
@@ -126,6 +128,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     else:
         written = write_socket(c.fd, <char *>header + header_sent, header_bytes, data, nbytes)
     if written < 0:
+        if not c.local and is_silence(errno):
+            c.over = VANISHED
         break_off(c)
         if c.local:
             c.over = BABBLED
