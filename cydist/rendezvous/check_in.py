@@ -112,8 +112,8 @@ def _await_all(
         with contextlib.suppress(DistStoreError):
             PrefixStore.wait(ranks_store, others, LATECOMERS_SECONDS)  # other ranks may be lost too
         raise
-    except AuthenticationError:  # the store's connection was tampered with
-        raise
+    except AuthenticationError as error:  # the store's connection was tampered with
+        raise AuthenticationError(f"rendezvous, rank 0: {error}") from None
     except RuntimeError as error:  # of any store: torch's raises it for a timeout
         missing = _missing(ranks_store, world_size)
         if not missing:
@@ -143,8 +143,11 @@ def _await_verdict(
     limit = max(0.0, deadline - time.monotonic()) + 0.1
     try:
         (verdict,) = ranks_store.multi_get(["job"], limit)
-    except (PeerFailedError, AuthenticationError):
+    except PeerFailedError:
         raise
+    except AuthenticationError as error:
+        held_by = () if ranks_store.holder is None else (ranks_store.holder,)
+        raise AuthenticationError(f"rendezvous, rank {rank}: {error}", ranks=held_by) from None
     except RuntimeError as error:
         if isinstance(error, DistStoreError) and not error.answered:
             raise _unresponsive(error, ranks_store.holder) from error

@@ -108,14 +108,15 @@ def test_address_overwritten_in_a_shared_store_is_refused(
 
 
 def test_question_through_a_relay_is_refused(relay: Relay) -> None:
-    """A rank that asks another what it is doing tells a relay nothing, and hears nothing."""
+    """A rank that asks another what it is doing tells a relay nothing, and hears nothing. The
+    refusal is the answer, though the rank's next address is closed."""
     with (
         closing(Connections(0, 2, host=HOST, job="j", secret=SECRET)) as asked,
         closing(Connections(1, 2, host=HOST, job="j", secret=SECRET)) as asking,
     ):
         asked.status_of = lambda comm_id: PeerStatus("busy", "")
         there = Address.decode(asked.address())
-        lanes = [[(HOST, relay(*there.lanes[0][0]))]]
+        lanes = [[(HOST, relay(*there.lanes[0][0])), (HOST, 1)]]
         asking.connect([Address(0, there.host, lanes).encode(), asking.address()])
         with pytest.raises(AuthenticationError, match=REFUSED):
             asking.query(0, 1, time.monotonic() + DEADLINE)
