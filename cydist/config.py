@@ -151,3 +151,13 @@ NCCL_HOSTID = Variable(
 )
 NO_COLOR = Variable(("NO_COLOR",), "", "anything: cydistrun uses no colours")
 TERM = Variable(("TERM",), "dumb", "what the terminal can do; dumb: no colours, no redrawing")
+
+
+def check_retired() -> None:
+    """Raise ValueError if a setting is on that cydist does not have: to ignore it would leave the
+    job less protected than the user expects."""
+    if Variable(("CYDIST_TLS",), "", "").is_on():
+        raise ValueError(
+            "cydist has no setting CYDIST_TLS: CYDIST_ENCRYPT=1 on every rank encrypts the "
+            "connections between ranks. Unset CYDIST_TLS"
+        )

@@ -47,6 +47,7 @@ from cydist._native.call_errors import CallError
 from cydist._native.call_queue import CallQueue
 from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
+from cydist._native.failpoints import holds as failpoint_holds
 from cydist._native.fast_api import fast_path, use_operation
 from cydist._native.group import Group
 from cydist._native.inproc import Hub, InprocLink, hub
@@ -114,6 +115,7 @@ __all__ = [
     "combine_all",
     "empty",
     "failpoint",
+    "failpoint_holds",
     "flatten_buffers",
     "forget_choices",
     "hash_of_sizes",

@@ -1,4 +1,4 @@
-"""Places in compiled code where a test can stop or end this process."""
+"""Places in compiled code where a test can stop or end this process, or hold a thread."""
 
 from cydist._native.sync cimport glance_int
 
@@ -14,6 +14,7 @@ cdef enum Point:            # POINTS in the body names them, in this order
     CONNECT = 7             # a peer is connected but not authenticated (from Python)
     TABLE = 8               # the lock of the shared memory's table is held
     ZERO = 9                # a group has got used memory, which is about to be zeroed
+    POST = 10               # a message is about to be posted, and its group was open
 
 cdef int armed              # the Point where something will happen
 

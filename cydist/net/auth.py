@@ -98,7 +98,7 @@ MAX_CHANNEL_BYTES = 8
 HANDSHAKE_TIMEOUT = 2.0
 _SLICE = 0.1
 
-_MAGIC = b"cydist\x00\x03"  # the last byte is the version of the wire
+_MAGIC = b"cydist\x00\x04"  # the last byte is the version of the wire
 _GREETING = struct.Struct("<8s32sB36s")
 _ANSWER = struct.Struct("<8s32sB36s8s16sB63s")
 _MAC_BYTES = 32

@@ -14,12 +14,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cydist._native import failpoint
-from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
+from cydist.errors import (
+    AuthenticationError,
+    DistStoreError,
+    PeerFailedError,
+    RendezvousError,
+    StoreTimeoutError,
+)
+from cydist.rendezvous.signed_notes import signed, verified
 from cydist.stores import MembershipStore, PrefixStore
-from cydist.stores.membership_store import ranks_text, served_by
+from cydist.stores.membership_store import in_process, ranks_text, served_by
 
-# Rank 0 writes one of these: all ranks are here, followed by the check-in's random name; ranks are
-# missing; or the ranks differ, followed by how.
+# Rank 0 writes one of these: all ranks are here, followed by the signed world size and random name
+# of the check-in; ranks are missing; or the ranks differ, followed by how. The last two need no
+# signature: a process that can write them can also remove a rank's note. Both only end the start.
 _COMPLETE, _FAILED, _DIFFER = b"+", b"-", b"!"
 
 # When a rank is lost, rank 0 stays this long for ranks that have not come yet: they learn of it
@@ -64,14 +72,16 @@ def check_in(
         raise StaleCheckIn
     ranks_store = MembershipStore(f"{number}", namespace, range(world_size), holder=holder)
     ranks_store.join(rank)
+    # Threads of one process need no secret.
+    purpose = "" if in_process(store) else f"check-in {number} {group_name}"
     with ranks_store.report_error(rank, late=True):
         failpoint("rendezvous")
         place = f"{socket.gethostname()} (process {os.getpid()})"
         ranks_store.set(f"here/{rank}", f"{place}\n{backend}")
         if rank == 0:
-            _await_all(ranks_store, world_size, deadline, number)
+            _await_all(ranks_store, world_size, deadline, number, purpose)
         else:
-            _await_verdict(ranks_store, world_size, deadline, number)
+            _await_verdict(ranks_store, rank, world_size, deadline, number, purpose)
     return ranks_store, rank, world_size
 
 
@@ -89,7 +99,9 @@ def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: floa
         raise StaleCheckIn
 
 
-def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, number: int) -> None:
+def _await_all(
+    ranks_store: MembershipStore, world_size: int, deadline: float, number: int, purpose: str
+) -> None:
     """On rank 0: wait until all ranks are here, and report that, or the missing ranks."""
     all_ranks = [f"here/{rank}" for rank in range(world_size)]
     try:
@@ -100,6 +112,8 @@ def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, n
         with contextlib.suppress(DistStoreError):
             PrefixStore.wait(ranks_store, others, LATECOMERS_SECONDS)  # other ranks may be lost too
         raise
+    except AuthenticationError as error:  # the store's connection was tampered with
+        raise AuthenticationError(f"rendezvous, rank 0: {error}") from None
     except RuntimeError as error:  # of any store: torch's raises it for a timeout
         missing = _missing(ranks_store, world_size)
         if not missing:
@@ -110,12 +124,19 @@ def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, n
     if wrong := differences(asked, range(world_size), "rendezvous"):
         ranks_store.set("job", _DIFFER + wrong.encode())
         raise RendezvousError(wrong)
-    ranks_store.nonce = os.urandom(16).hex().encode()
-    ranks_store.set("job", _COMPLETE + ranks_store.nonce)
+    name = os.urandom(16).hex()
+    ranks_store.nonce = name.encode()
+    note = f"{world_size} {name}"
+    ranks_store.set("job", _COMPLETE + (signed(note, purpose) if purpose else note).encode())
 
 
 def _await_verdict(
-    ranks_store: MembershipStore, world_size: int, deadline: float, number: int
+    ranks_store: MembershipStore,
+    rank: int,
+    world_size: int,
+    deadline: float,
+    number: int,
+    purpose: str,
 ) -> None:
     """On other ranks: wait for rank 0's verdict, a moment longer than rank 0 waits for the
     ranks."""
@@ -124,12 +145,26 @@ def _await_verdict(
         (verdict,) = ranks_store.multi_get(["job"], limit)
     except PeerFailedError:
         raise
+    except AuthenticationError as error:
+        held_by = () if ranks_store.holder is None else (ranks_store.holder,)
+        raise AuthenticationError(f"rendezvous, rank {rank}: {error}", ranks=held_by) from None
     except RuntimeError as error:
         if isinstance(error, DistStoreError) and not error.answered:
             raise _unresponsive(error, ranks_store.holder) from error
         raise _failed(ranks_store, _missing(ranks_store, world_size), world_size, number) from error
     _apply_verdict(verdict, world_size, number)
-    ranks_store.nonce = verdict.removeprefix(_COMPLETE)
+    note = verdict.removeprefix(_COMPLETE)
+    if purpose:
+        note = verified(
+            note, purpose, reader=f"rank {rank}", writer="rank 0", where="the ranks' store"
+        ).encode()
+    size, _, ranks_store.nonce = note.partition(b" ")
+    if int(size) != world_size:
+        raise RendezvousError(
+            f"rendezvous: rank 0 has met {int(size)} ranks, and rank {rank} was told a world of "
+            f"{world_size}: tell all ranks the same world_size (WORLD_SIZE)",
+            ranks=(0,),
+        )
 
 
 def _failed(
@@ -148,10 +183,10 @@ def _verdict(ranks_store: PrefixStore) -> bytes:
 def _apply_verdict(verdict: bytes, world_size: int, number: int) -> None:
     """Raise RendezvousError if rank 0's verdict is that the check-in failed."""
     if verdict[:1] == _FAILED:
-        missing = tuple(int(each) for each in verdict[1:].split(b",") if each)
+        missing = tuple(int(each) for each in verdict[1:].split(b",") if each.isdigit())
         raise _missing_error(missing, world_size, number)
     if verdict[:1] == _DIFFER:
-        raise RendezvousError(verdict[1:].decode())
+        raise RendezvousError(verdict[1:].decode(errors="replace"))
 
 
 def agree_on_backend(
@@ -202,7 +237,10 @@ def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
         who.setdefault(backend, []).append(rank)
     if len(who) == 1:
         return ""
-    texts = [f"{backend.decode()!r} on rank {ranks_text(own)}" for backend, own in who.items()]
+    texts = [
+        f"{backend.decode(errors='replace')!r} on rank {ranks_text(own)}"
+        for backend, own in who.items()
+    ]
     return (
         f"{what}: the ranks ask for different backends: {'; '.join(texts)}. Ask for the same on "
         "all; None stands for what a process finds, by its launcher, cupy and GPUs"

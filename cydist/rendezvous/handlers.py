@@ -31,6 +31,13 @@ from cydist.net.interfaces import address_towards, public_address
 from cydist.rendezvous import launcher_env
 from cydist.rendezvous.check_in import StaleCheckIn, check_in
 from cydist.rendezvous.launcher_env import check_mpi_agrees, default_backend, launcher
+from cydist.rendezvous.signed_notes import (
+    Address,
+    signed,
+    signed_address,
+    verified,
+    verified_address,
+)
 from cydist.stores import MembershipStore, PrefixStore, Store, TCPStore
 from cydist.stores.membership_store import close_on_error, served_by
 from cydist.stores.store import Timeout
@@ -42,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_mpi_agrees", "default_backend", "launcher", "rendezvous"]
 
-# Rank 0's message to the others over MPI: a secret, whether it is one, port, host.
-_ADDRESS = struct.Struct("<32s?H256s")
+# Rank 0's message to the others over MPI: a secret, whether it is one, and its signed address.
+_ADDRESS = struct.Struct("<32s?512s")
 # Before that: whether an answer is expected, rank 0's rank in MPI, a nonce, and its keyed hash
 # under the user's secret.
 _OFFER = struct.Struct("<?i16s32s")
@@ -124,6 +131,7 @@ def rendezvous(
     """
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
+    config.check_retired()
     deadline = time.monotonic() + duration(timeout)
     url = None if init_method is None else _split(init_method)
     with ExitStack() as shared_stores:
@@ -181,22 +189,33 @@ def _retry(call: _InitArguments, rank: int, pause: float) -> None:
 
 
 def rendezvous_through(
-    shared_store: Any, host: Callable[[float], str], *, rank: int, world_size: int, timeout: Timeout
+    shared_store: Any,
+    host: Callable[[float], str],
+    *,
+    rank: int,
+    world_size: int,
+    timeout: Timeout,
+    purpose: str = "",
 ) -> tuple[MembershipStore, int, int]:
     """Meet the ranks that share a store of another library; returns as `rendezvous`.
 
     Only an address is taken from that store: rank 0 opens one of cydist's stores, whose members
-    authenticate, and writes its address to `shared_store`.
+    authenticate, and writes its address to `shared_store`, signed.
 
-    host    deadline -> the address at which rank 0's store listens; called on rank 0 only
+    host      deadline -> the address at which rank 0's store listens; called on rank 0 only
+    purpose   what the ranks meet for; an address that was written for something else is refused
     """
+    config.check_retired()
     deadline = time.monotonic() + duration(timeout)
     with ExitStack() as shared_stores:
         call = _InitArguments(None, rank, world_size, "", deadline, shared_stores)
         call.with_rank("a store")
 
         def handler(call: _InitArguments) -> tuple[Any, int, int]:
-            return _via_shared_store(shared_store, call, lambda: host(deadline)), rank, world_size
+            met = _via_shared_store(
+                shared_store, call, lambda: host(deadline), f"torch {purpose}", "torch's store"
+            )
+            return met, rank, world_size
 
         return _check_in_by(call, handler, timeout, "")
 
@@ -285,24 +304,38 @@ def _by_agent(call: _InitArguments, host: str, port: int) -> Store:
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
     shared_store = PrefixStore(f"cydist/{launcher_env.job_id()}/{call.group_name}", agent)
-    return _via_shared_store(shared_store, call, lambda: address_towards(host, call.deadline))
+    return _via_shared_store(
+        shared_store, call, lambda: address_towards(host, call.deadline),
+        f"agent {call.group_name}", f"torchrun's store at {host}:{port}",
+    )  # fmt: skip
 
 
-def _via_shared_store(shared_store: Store, call: _InitArguments, where: Callable[[], str]) -> Store:
-    """Let rank 0 open a store at `where` and write in `shared_store` how to reach it; other ranks
-    read
-    that.
+def _via_shared_store(
+    shared_store: Store,
+    call: _InitArguments,
+    listen_at: Callable[[], str],
+    purpose: str,
+    where: str,
+) -> Store:
+    """Let rank 0 open a store at `listen_at` and write in `shared_store` how to reach it. The other
+    ranks read that.
+
+    purpose   what the ranks meet for: part of what rank 0 signs
+    where     names `shared_store`, for messages
 
     The address there may be left from an earlier start of the job, whose ranks are gone. So
     rank 0 writes a new random name with its address, and a store admits only ranks that know its
-    name. A rank that finds no store at the address, or a different one, reads it again.
+    name. A rank that finds no store at the address, or a different one, or an address for another
+    world size, reads it again. An address that rank 0 did not sign is read again for a moment only.
     """
-    rank, _ = call.with_rank("env://")
+    rank, size = call.with_rank("env://")
+    job = launcher_env.job_id()
     if rank == 0:
-        host, name = where(), os.urandom(8).hex()
+        host, name = listen_at(), os.urandom(8).hex()
         store = _tcp(call, host, 0, name)
         with close_on_error(store):
-            shared_store.set("address", f"{host} {store.port} {name}")
+            address = Address(size, host, store.port, name)
+            shared_store.set("address", signed_address(address, purpose, job))
         return store
     patience, wrong = _FIRST_TRY, _UnchangedSince()
     while True:
@@ -313,19 +346,32 @@ def _via_shared_store(shared_store: Store, call: _InitArguments, where: Callable
                 f"rendezvous: timeout: rank 0 has not said where its store is ({error})",
                 ranks=(0,),
             ) from None
-        address = shared_store.get("address").decode()
-        host, port, name = address.split()
-        attempt = call._replace(deadline=min(call.deadline, time.monotonic() + patience))
+        note = shared_store.get("address")
         try:
-            return _tcp(attempt, host, int(port), name)
+            address = verified_address(note, purpose, job, rank=rank, where=where)
+            _check_world(address, rank, size, where)
+            attempt = call._replace(deadline=min(call.deadline, time.monotonic() + patience))
+            return _tcp(attempt, address.host, address.port, address.name)
         except RendezvousError:
             if not call.remaining:
                 raise
+            time.sleep(min(_FIRST_PAUSE, call.remaining))
         except (AuthenticationError, DistStoreError):
-            if wrong.seconds(address) > min(_WRONG_SECONDS, call.remaining):
+            if wrong.seconds(note) > min(_WRONG_SECONDS, call.remaining):
                 raise
             time.sleep(_LONGEST_PAUSE)
         patience = min(2 * patience, _LONGEST_TRY)
+
+
+def _check_world(address: Address, rank: int, size: int, where: str) -> None:
+    """Raise RendezvousError if rank 0 wrote its address for a world of another size."""
+    if address.size != size:
+        raise RendezvousError(
+            f"rendezvous: rank 0's address in {where} is for a world of {address.size} ranks, and "
+            f"rank {rank} was told {size}: rank 0 has not come since an earlier start, or the "
+            "ranks were told different world sizes",
+            ranks=(0,),
+        )
 
 
 class _UnchangedSince:
@@ -370,11 +416,15 @@ def _without_address(call: _InitArguments) -> Store:
     path = str(launcher_env.job_file(launcher_env.job_id()))
     shared_store = FileStore(path, size, call.remaining, fresh=True)
     call.shared_stores.callback(shared_store.close)
-    return _via_shared_store(shared_store, call, lambda: "127.0.0.1")
+    return _via_shared_store(
+        shared_store, call, lambda: "127.0.0.1", f"host {call.group_name}", f"the file {path}"
+    )
 
 
 def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
     """Exchange rank 0's address through MPI, with a secret for ranks that have none.
+
+    The address is signed under the secret that rank 0 uses.
 
     If rank 0 was given none, it offers the user's: it sends a keyed hash, and the others answer
     whether their user's secret gives the same, or whether they were given one. Unless all agree, a
@@ -383,7 +433,8 @@ def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
     It uses synchronous sends, and none of MPI's collectives: those may leave a rank waiting for
     another rank's next call of MPI, which would come only after this meeting.
     """
-    rank, _ = call.with_rank("env://")
+    rank, size = call.with_rank("env://")
+    purpose, job = f"mpi {call.group_name}", launcher_env.job_id()
     comm = MPI.COMM_WORLD
     if rank > 0:
         asked, zero, nonce, tag = _OFFER.unpack(_heard(call, MPI, MPI.ANY_SOURCE, _OFFER.size))
@@ -391,17 +442,21 @@ def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
             own = auth.user_secret_tag(nonce)
             agreed = auth.is_configured() or (own is not None and hmac.compare_digest(own, tag))
             _tell(call, MPI, [zero], bytes([agreed]))
-        value, fresh, port, name = _ADDRESS.unpack(_heard(call, MPI, zero, _ADDRESS.size))
+        value, fresh, note = _ADDRESS.unpack(_heard(call, MPI, zero, _ADDRESS.size))
         if fresh and not auth.is_configured():
             auth.set_secret(value)
         del value  # not for tracebacks
-        return _tcp(call, name.rstrip(b"\0").decode(), port)
+        where = "a message over MPI"
+        address = verified_address(note.rstrip(b"\0"), purpose, job, rank=rank, where=where)
+        _check_world(address, rank, size, where)
+        return _tcp(call, address.host, address.port, address.name)
     others = [other for other in range(comm.Get_size()) if other != comm.Get_rank()]
     secret = _secret_over_mpi(call, MPI, others)
-    host = public_address()
-    store = _tcp(call, host, 0)
+    host, name = public_address(), os.urandom(8).hex()
+    store = _tcp(call, host, 0, name)
     with close_on_error(store):
-        parts = (secret or b"", secret is not None, store.port, host.encode())
+        note = signed_address(Address(size, host, store.port, name), purpose, job)
+        parts = (secret or b"", secret is not None, note.encode())
         _tell(call, MPI, others, auth.Secret(_ADDRESS.pack(*parts)))
     return store
 
@@ -548,18 +603,32 @@ def _assign_rank(store: Store, rank: int | None, size: int, call: _InitArguments
 def _assigned_rank(
     namespace: PrefixStore, rank: int | None, size: int, call: _InitArguments
 ) -> int:
+    assert call.url is not None
+    where = call.url.geturl()
     ticket = namespace.add("tickets", 1) - 1
     number, place = divmod(ticket, size)
     table = MembershipStore(str(number), namespace, range(size), noun="process number")
     table.join(place)
-    table.set(f"{place}", f"{-1 if rank is None else rank} {size}")
+    purpose = f"seat {call.group_name} {number}"
+    request = f"{-1 if rank is None else rank} {size}"
+    table.set(f"{place}", signed(request, f"{purpose} {place}"))
+
+    def asked_by(other: int) -> tuple[int, int]:
+        """Return the rank, or -1, and the world size that this process asked for."""
+        text = verified(
+            table.get(f"{other}"), f"{purpose} {other}", reader=f"process {place}",
+            writer=f"process {other}", where=where,
+        )  # fmt: skip
+        wanted, their_size = map(int, text.split(" "))
+        return wanted, their_size
+
     try:
         table.wait([f"{other}" for other in range(size)], call.remaining)
     except PeerFailedError as error:
         raise RendezvousError(str(error)) from None  # this process had no rank yet
     except StoreTimeoutError as error:
         here = [f"{other}" for other in range(size) if table.check([f"{other}"])]
-        wanted = {int(value.split()[0]) for value in table.multi_get(here)}
+        wanted = {asked_by(int(other))[0] for other in here}
         # A process without a requested rank may get any of the remaining ones.
         missing = () if -1 in wanted else tuple(r for r in range(size) if r not in wanted)
         names = f", missing: rank {', '.join(map(str, missing[:16]))}" if missing else ""
@@ -568,7 +637,7 @@ def _assigned_rank(
             "started, the file may be left from an earlier job: remove it",
             ranks=missing,
         ) from error
-    asked = [tuple(map(int, table.get(f"{other}").split())) for other in range(size)]
+    asked = [asked_by(other) for other in range(size)]
     sizes = {their_size for _, their_size in asked}
     if sizes != {size}:
         raise RendezvousError(f"the processes were given different world sizes: {sorted(sizes)}")

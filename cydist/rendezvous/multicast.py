@@ -18,7 +18,7 @@ import struct
 import time
 
 from cydist import config
-from cydist.errors import DistError, DistStoreError, RendezvousError
+from cydist.errors import AuthenticationError, DistError, DistStoreError, RendezvousError
 from cydist.net import auth
 from cydist.net.interfaces import chosen_interfaces, family_of, interface_ipv4, source_address
 from cydist.rendezvous import launcher_env
@@ -50,15 +50,16 @@ def find_store(group: str, port: int, size: int, group_name: str, deadline: floa
                 raise RendezvousError(
                     f"rendezvous: timeout with {members.here} of {size} processes on multicast "
                     f"address {group}, port {port}, as {members.name.hex()} at {members.address} "
-                    "sees it"
+                    f"sees it{members.refusal}"
                 )
 
 
 class _MulticastGroup:
     """This process's part in the announcements.
 
-    name   random; the smallest leads
-    here   number of processes that the leader has counted, as far as known
+    name     random; the smallest leads
+    here     number of processes that the leader has counted, as far as known
+    refusal  why a store that was announced did not admit this process, for messages; else ""
     """
 
     def __init__(self, group: str, port: int, group_name: str) -> None:
@@ -70,12 +71,15 @@ class _MulticastGroup:
         self._place = hmac.digest(self._key, group_name.encode(), "sha256")[:16]
         self._announced: dict[bytes, tuple[str, int]] = {}
         self._dead: set[bytes] = set()
+        self.refusal = ""
         self._pause = _FIRST_PAUSE
         self._family = family_of(group)
         self.address = _own_address(group, port)
         self._packed_address = socket.inet_pton(self._family, self.address.partition("%")[0])
         self._sender, self._receiver = _sockets(group, port)
-        self._own = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, job=self._job)
+        self._own = TCPStore(
+            self.address, 0, is_master=True, wait_for_workers=False, job=self._store_job(self.name)
+        )
         self._leader = self.name
         self._store = self._own
         self._own.set(_member(self.name), "")
@@ -120,16 +124,23 @@ class _MulticastGroup:
         host, port = self._announced[name]
         limit = max(0.1, min(2.0, deadline - time.monotonic()))
         try:
-            store = TCPStore(host, port, None, False, limit, False, job=self._job)
+            store = TCPStore(host, port, None, False, limit, False, job=self._store_job(name))
             store.set(_member(self.name), "")
-        except DistError:
+        except DistError as error:
             self._dead.add(name)
+            if isinstance(error, AuthenticationError):
+                self.refusal = f". The announced store at {host}, port {port}: {error}"
             return
         if self._leader != self.name:
             with contextlib.suppress(DistStoreError):
                 self._store.delete_key(_member(self.name))
             self._store.close()
         self._leader, self._store = name, store
+
+    def _store_job(self, name: bytes) -> str:
+        """Return the job of the store that this name announces. An old announcement may lead to
+        another store's port, which then refuses: its ranks announced another name."""
+        return f"{self._job} {name.hex()}"
 
     def _announce(self) -> None:
         fields = (self._place, self.name, self._packed_address, self._own.port)

@@ -25,6 +25,8 @@ class HashStore(Store):
 
     __module__ = "cydist"
 
+    in_process = True
+
     def __init__(self, timeout: Timeout = STORE_TIMEOUT) -> None:
         super().__init__(timeout)
         self._shared = _Shared()

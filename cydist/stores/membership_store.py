@@ -10,7 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.errors import DistStoreError, PeerFailedError, RendezvousError, StoreTimeoutError
+from cydist.errors import (
+    AuthenticationError,
+    DistStoreError,
+    PeerFailedError,
+    RendezvousError,
+    StoreTimeoutError,
+)
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.protocol import Op
 from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
@@ -73,6 +79,7 @@ class MembershipStore(PrefixStore):
         part._lost = self._lost
         part._what_for = f"{self._what_for}{prefix}/"
         part._patience = patience
+        part.nonce = self.nonce
         part._members = {joined: rank for joined, rank in self._members.items() if rank in members}
         return part
 
@@ -292,6 +299,12 @@ def served_by(holder: int | None, what: str) -> Iterator[None]:
     did."""
     try:
         yield
+    except AuthenticationError as error:
+        if holder is None:
+            raise
+        raise AuthenticationError(
+            f"{what}: the store on rank {holder}: {error}", ranks=(holder,)
+        ) from None
     except DistStoreError as error:
         if holder is None or error.answered or isinstance(error, StoreTimeoutError):
             raise
@@ -306,6 +319,11 @@ def release(store: Any) -> None:
     moment more."""
     root, _ = _below(store)
     root.release()
+
+
+def in_process(store: Any) -> bool:
+    """Return whether only threads of this process can reach the store below."""
+    return bool(getattr(_below(store)[0], "in_process", False))
 
 
 @contextlib.contextmanager

@@ -185,6 +185,8 @@ class Store:
     # A store may notice that a process has ended. Ranks that meet in such a store learn of a death
     # at once; in any other they wait until the timeout.
 
+    in_process = False  # whether only threads of one process can reach it
+
     def reports_disconnects(self) -> bool:
         """Return whether the store notices the end of a process that uses it.
 

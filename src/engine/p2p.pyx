@@ -11,6 +11,7 @@ from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.array cimport Array
 from cydist._native.group cimport Group, failure
 from cydist._native.call_errors cimport describe_call, recorded_failure
+from cydist._native.failpoints cimport POST, reach
 from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
 from cydist._native.sync cimport load_int, store_int
 
@@ -141,16 +142,23 @@ cdef Message post_message(Group group, Array array, int peer, uint64_t tag, Arra
     m.request.layout = layout
     m.request.status = PENDING
     m.request.source = peer
+    group.running += 1              # this looks at windows, which must stay
     with nogil:
         status = load_int(&group.aborted)
         if status == OK:
+            reach(POST)
             status = poll_now(&group.control_plane, &group.comm)
             m.group_failed = status != OK
+        if status == OK:
+            # The group may have been closed meanwhile, and then takes no message.
+            status = load_int(&group.aborted)
         if status == OK:
             if sending:
                 status = group.comm.send(&group.comm, &m.request)
             else:
                 status = group.comm.recv(&group.comm, &m.request)
+    group.running -= 1
+    group.leave_comm()
     if status != OK:
         m.request.status = status
     return m

@@ -13,6 +13,7 @@ from cydist.api import object_tags, objects
 from cydist.testing import ThreadJob
 
 Bytes = np.ndarray[Any, Any]
+Replay = Callable[[Callable[[int], object]], None]
 RAN: list[object] = []
 
 
@@ -93,6 +94,23 @@ def on_the_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None
     RAN.clear()
 
 
+@pytest.fixture
+def replay(job: ThreadJob, on_the_way: Callable[[Any], None]) -> Replay:
+    """Runs a body, and from then on rank 1 receives the bytes that it received there first."""
+
+    def run(body: Callable[[int], object]) -> None:
+        seen: list[Bytes] = []
+        on_the_way(lambda data: seen.append(data.copy()))
+        job.run(body)
+
+        def replace(data: Bytes) -> None:
+            data[:] = seen[0]
+
+        on_the_way(replace)
+
+    return run
+
+
 def refused(rank: int, call: Callable[[int, object], list[object]], value: object) -> str:
     """What rank 1 is told, which gets no object."""
     if rank == 0:
@@ -123,33 +141,15 @@ def test_changed_objects_are_not_decoded(
     assert found == [value] * len(found)
 
 
-def test_earlier_objects_are_not_taken_again(
-    job: ThreadJob, call: Any, on_the_way: Callable[[Any], None]
-) -> None:
+def test_earlier_objects_are_not_taken_again(job: ThreadJob, call: Any, replay: Replay) -> None:
     """The bytes of the same call before this one, from the same rank, are refused."""
-    seen: list[Bytes] = []
-    on_the_way(lambda data: seen.append(data.copy()))
-    job.run(lambda rank: call(rank, "first"))
-
-    def replace(data: Bytes) -> None:
-        data[:] = seen[0]
-
-    on_the_way(replace)
+    replay(lambda rank: call(rank, "first"))
     job.run(lambda rank: refused(rank, call, "other"))
 
 
-def test_objects_of_another_call_are_refused(
-    job: ThreadJob, on_the_way: Callable[[Any], None]
-) -> None:
+def test_objects_of_another_call_are_refused(job: ThreadJob, replay: Replay) -> None:
     """What was broadcast is no message, though sender and number are the same."""
-    seen: list[Bytes] = []
-    on_the_way(lambda data: seen.append(data.copy()))
-    job.run(lambda rank: broadcast(rank, "first"))
-
-    def replace(data: Bytes) -> None:
-        data[:] = seen[0]
-
-    on_the_way(replace)
+    replay(lambda rank: broadcast(rank, "first"))
     job.run(lambda rank: refused(rank, message, "other"))
 
 
@@ -173,16 +173,9 @@ def test_objects_change_no_places(job: ThreadJob, on_the_way: Callable[[Any], No
     job.run(body)
 
 
-def test_objects_of_another_group_are_refused(
-    job: ThreadJob, on_the_way: Callable[[Any], None]
-) -> None:
+def test_objects_of_another_group_are_refused(job: ThreadJob, replay: Replay) -> None:
     """Of the same ranks, in its call of the same number."""
-    seen: list[Bytes] = []
-    on_the_way(lambda data: seen.append(data.copy()))
-    job.run(lambda rank: broadcast(rank, "first"))
-
-    def replace(data: Bytes) -> None:
-        data[:] = seen[0]
+    replay(lambda rank: broadcast(rank, "first"))
 
     def body(rank: int) -> None:
         group = dist.new_group([0, 1])
@@ -193,7 +186,6 @@ def test_objects_of_another_group_are_refused(
         with pytest.raises(dist.AuthenticationError):
             dist.broadcast_object_list(found, 0, group)
 
-    on_the_way(replace)
     job.run(body)
 
 

@@ -430,3 +430,31 @@ def test_sizes_of_any_kind(made: Callable[[list[int]], Any]) -> None:
             dist.all_to_all_single(swapped, rows, made([1] * RANKS), None, group)
 
     on_ranks(body)
+
+
+def test_a_wait_that_cannot_begin_leaves_no_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive lies on the stack of its call. Where there is no memory to note that it waits, it
+    leaves the queue, and a later one gets the message."""
+
+    def no_memory(group: Any, waiting: object) -> None:
+        if waiting is not None:
+            raise MemoryError
+
+    def body(rank: int, group: Any) -> tuple[int, int] | None:
+        x = np.full(1, float(rank))
+        if rank == 1:
+            dist.barrier(group)
+            dist.send(x, 0, group)
+            return None
+        with monkeypatch.context() as patch:
+            patch.setattr(type(group), "waiting", property(None, no_memory), raising=False)
+            with pytest.raises(MemoryError):
+                dist.recv(x, 1, group)
+        left: tuple[int, int] = group._endpoint.link.pending()
+        dist.barrier(group)
+        dist.recv(x, 1, group)
+        assert x[0] == 1
+        return left
+
+    found = on_ranks(lambda rank, group: body(rank, group) if rank < 2 else dist.barrier(group))
+    assert found[0] == (0, 0)

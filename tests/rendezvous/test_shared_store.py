@@ -18,6 +18,7 @@ from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
 from cydist.errors import AuthenticationError, RendezvousError
 from cydist.net import auth
 from cydist.rendezvous import handlers, launcher_env
+from cydist.rendezvous.signed_notes import Address, signed_address
 from cydist.stores import FileStore, HashStore, Store, TCPStore
 from cydist.stores.membership_store import release
 
@@ -45,6 +46,11 @@ def met(shared_store: Store, rank: int, size: int = 2, timeout: float = WAIT) ->
     return handlers.rendezvous_through(
         shared_store, lambda deadline: HOST, rank=rank, world_size=size, timeout=timeout
     )
+
+
+def note(port: int, size: int = 2, purpose: str = "torch ", job: str = "", host: str = HOST) -> str:
+    """What a rank 0 of this secret writes, or has written at an earlier start."""
+    return signed_address(Address(size, host, port, "0a0b0c0d"), purpose, job)
 
 
 @contextmanager
@@ -87,7 +93,7 @@ def test_an_address_that_was_left_is_read_again(left: Callable[[], Any]) -> None
     """Rank 1 comes first and finds an old address; it meets rank 0 all the same."""
     shared_store = WatchedStore()
     with left() as port:
-        shared_store.set("address", f"{HOST} {port} 0a0b0c0d")
+        shared_store.set("address", note(port))
 
         def rank_0() -> Any:
             assert shared_store.read.wait(WAIT)
@@ -123,7 +129,7 @@ def test_rank_zero_that_never_comes_is_named() -> None:
     """An address that nobody answers is an error at the deadline, which names rank 0."""
     shared_store = HashStore()
     with unused_port() as port:
-        shared_store.set("address", f"{HOST} {port} 0a0b0c0d")
+        shared_store.set("address", note(port))
         with pytest.raises(RendezvousError, match="rank 0 is missing") as found:
             met(shared_store, 1, timeout=0.3)
     assert found.value.ranks == (0,)
@@ -138,12 +144,80 @@ def test_a_store_of_another_secret_is_an_error_before_the_deadline() -> None:
     other = TCPStore(HOST, 0, 2, True, WAIT, wait_for_workers=False, job="0a0b0c0d")
     auth.forget_secret()
     auth.set_secret(ours)
-    shared_store.set("address", f"{HOST} {other.port} 0a0b0c0d")
+    shared_store.set("address", note(other.port))
     try:
         with pytest.raises(AuthenticationError, match="secret"):
             met(shared_store, 1)
     finally:
         other.close()
+
+
+def forged() -> dict[str, Callable[[int], str]]:
+    """Notes that rank 0 of this job did not write for this purpose, each with an address at which
+    nobody answers: to believe it would be to wait for the timeout."""
+
+    def of_another_secret(port: int) -> str:
+        ours = auth.secret()
+        auth.forget_secret()
+        auth.set_secret(bytes(auth.SECRET_BYTES))
+        written = note(port)
+        auth.forget_secret()
+        auth.set_secret(ours)
+        return written
+
+    return {
+        "unsigned": lambda port: f"{HOST} {port} 0a0b0c0d",
+        "other secret": of_another_secret,
+        "other job": lambda port: note(port, job="torchrun another"),
+        "other purpose": lambda port: note(port, purpose="torch another group"),
+        "other address": lambda port: note(port, host="127.0.0.9").replace("127.0.0.9", HOST),
+        "other world size": lambda port: note(port, size=3).replace("3 ", "2 ", 1),
+        "cut": lambda port: note(port)[:-1],
+        "empty": lambda port: "",
+        "no text": lambda port: "\N{SNOWMAN} \N{SNOWMAN}",
+    }
+
+
+@pytest.mark.parametrize("kind", forged())
+def test_a_forged_address_is_refused_at_once(kind: str) -> None:
+    """It leads the rank nowhere, and the error names the rank, the board and the secret."""
+    shared_store = HashStore()
+    with unused_port() as port:
+        shared_store.set("address", forged()[kind](port))
+        with pytest.raises(AuthenticationError, match=r"rank 1 .*rank 0 in torch's store.*secret"):
+            met(shared_store, 1)
+
+
+def test_a_forged_address_is_refused_without_authentication_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a public key anybody can sign; what is damaged, or unsigned, is refused all the same."""
+    monkeypatch.setenv("CYDIST_INSECURE", "1")
+    shared_store = HashStore()
+    shared_store.set("address", f"{HOST} 1 0a0b0c0d")
+    with pytest.warns(RuntimeWarning), pytest.raises(AuthenticationError, match="rank 1"):
+        met(shared_store, 1)
+
+
+def test_an_address_for_a_world_of_another_size_is_read_again() -> None:
+    """Until the deadline: rank 0 of a new start may come. The error tells both sizes."""
+    shared_store = HashStore()
+    with unused_port() as port:
+        shared_store.set("address", note(port, size=3))
+        with pytest.raises(RendezvousError, match=r"a world of 3 ranks, and rank 1 was told 2"):
+            met(shared_store, 1, timeout=0.3)
+
+
+def test_a_forged_address_that_rank_zero_replaces_does_no_harm() -> None:
+    """Rank 1 comes first and reads it; it meets rank 0 all the same."""
+    shared_store = WatchedStore()
+    shared_store.set("address", "192.0.2.1 1 0a0b0c0d")
+
+    def rank_0() -> Any:
+        assert shared_store.read.wait(WAIT)
+        return met(shared_store, 0)
+
+    check_met(together(rank_0, lambda: met(shared_store, 1)))
 
 
 @pytest.mark.parametrize("counts", [("0", "1"), ("3", "0")], ids="{0[0]} and {0[1]}".format)
@@ -164,6 +238,7 @@ def test_a_failed_start_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) 
     with ExitStack() as leftovers, unused_port() as port:
         left = FileStore(path, 3)
         leftovers.callback(left.close)
-        left.set("address", f"{HOST} {port} 0a0b0c0d")
+        job = launcher_env.job_id()
+        left.set("address", note(port, purpose="host ", job=job))
         left.add("calls/0", 1)
         check_met(meet(None, [0, 1]))

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,12 @@ from hypothesis import strategies as st
 from transport_ranks import has_ipv6
 
 import cydist as dist
+from cydist.backends.mpi import bootstrap
 from cydist.errors import AuthenticationError, DistNetworkError, DistTimeoutError
 from cydist.launch import __main__ as launch
 from cydist.net import auth
 from cydist.net import secret as secret_module
+from cydist.stores import HashStore, MembershipStore
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6")
 
@@ -700,3 +703,16 @@ def test_secret_is_nowhere_to_be_read(secret_file: Path) -> None:
         shown = Path(f"/proc/self/{name}").read_bytes()
         assert secret not in shown
         assert secret.hex().encode() not in shown
+
+
+def test_a_secret_that_cannot_be_read_is_no_missing_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Backend mpi goes on without sockets where a rank can listen nowhere. A secret that cannot be
+    read is an error that its user sees."""
+    store = MembershipStore("", HashStore(), range(2))
+    options = SimpleNamespace(store=store, group_rank=0, group_size=2)
+    monkeypatch.setenv("CYDIST_SECRET_FILE", "/nowhere/secret")
+    monkeypatch.setattr(bootstrap, "where_to_listen", lambda store: "127.0.0.1")
+    with pytest.raises(AuthenticationError, match="/nowhere/secret cannot be read"):
+        bootstrap.reports_of(options)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -105,6 +106,37 @@ def test_queued_calls_of_all_sizes(backend: str) -> None:
         return [seq for seq, (x, sent, _) in enumerate(calls) if not np.array_equal(x, sent)]
 
     assert run_threads(body, 3, backend) == [[], [], []]
+
+
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+def test_windows_stay_while_a_message_is_posted(transport: str) -> None:
+    """A thread that posts a message looks at the group's windows; another closes the group."""
+    with closing(Ranks(transport, 2)) as world:
+        groups = world.group()
+        calls = [
+            lambda group=group: group.run(
+                "barrier", [], [], algorithm=b"flat", deadline_ns=soon(), seq=1
+            )
+            for group in groups
+        ]
+        run(*calls)
+        native = groups[0].native
+        assert native.windows
+        x = np.ones(1)
+        _native.arm_failpoint("post:hold")
+        posting = threading.Thread(target=lambda: _native.irecv(native, _native.asarray(x), 1, 0))
+        try:
+            posting.start()
+            deadline = time.monotonic() + 20
+            while not _native.failpoint_holds():
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            native.close()
+            assert native.windows
+        finally:
+            _native.arm_failpoint("")
+            posting.join(20)
+        assert not native.windows
 
 
 def test_hub_of_another_shape() -> None:

@@ -28,9 +28,9 @@ def make_endpoint(options: BackendOptions) -> Endpoint:
     store, rank, size = options.store, options.group_rank, options.group_size
     if rank == 0:
         store.set("job", os.urandom(16).hex())
-    connections = Connections(
-        rank, size, host=where_to_listen(store), job=store.get("job").decode()
-    )
+    # The meeting's name, which rank 0 has signed, refuses a rank that was shown an earlier meeting.
+    job = f"{store.nonce.decode()} {store.get('job').decode()}"
+    connections = Connections(rank, size, host=where_to_listen(store), job=job)
     try:
         told = ("address", "place")
         store.multi_set([f"{what}/{rank}" for what in told], [connections.address(), offer("tcp")])

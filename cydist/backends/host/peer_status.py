@@ -143,7 +143,8 @@ def query(
                 )
                 return _opened(_rest_of(sock, deadline), handshake)
         except (OSError, DistError) as error:
-            refusal = error
+            if not isinstance(refusal, AuthenticationError):  # which says more than a closed port
+                refusal = error
     raise refusal
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cydist.backends.host.addresses import this_host, where_to_listen
 from cydist.backends.host.connections import Connections
-from cydist.errors import DistNetworkError, RendezvousError
+from cydist.errors import AuthenticationError, DistNetworkError, RendezvousError
 from cydist.rendezvous import launcher_env
 
 if TYPE_CHECKING:
@@ -32,9 +31,13 @@ def reports_of(options: BackendOptions) -> Connections | None:
         return None
     if rank == 0:
         store.set("job", os.urandom(16).hex())
-    job, made = store.get("job").decode(), None
-    with suppress(DistNetworkError, OSError):
+    job, made = f"{store.nonce.decode()} {store.get('job').decode()}", None
+    try:
         made = Connections(rank, size, host=where_to_listen(store), job=job)
+    except AuthenticationError:  # this rank's secret, which the user must mend
+        raise
+    except (DistNetworkError, OSError):
+        pass
     try:
         store.set(f"address/{rank}", b"" if made is None else made.address())
         published = store.multi_get([f"address/{peer}" for peer in range(size)])

@@ -47,7 +47,7 @@ def create(options: Any, pg_options: object = None) -> Group:
     ranks_store, rank, size = rendezvous_through(
         PrefixStore(NAME, options.store),
         lambda deadline: where_to_listen(options.store, deadline),
-        rank=rank, world_size=size, timeout=timeout,
+        rank=rank, world_size=size, timeout=timeout, purpose=options.group_id,
     )  # fmt: skip
     with close_on_error(ranks_store):
         if not ranks:  # by the default group only, since they apply to the process

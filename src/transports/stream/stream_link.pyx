@@ -359,9 +359,10 @@ cdef class MessageLink(Link):
             return ("it sent what no rank sends, so its connection was closed: its bytes were "
                     "damaged on the way, or it runs another version of cydist")
         if self.net.lost[peer] == FORGED:
-            return ("its connection was closed, because it was tampered with: a frame is not the "
-                    "one that was sent. Somebody between the hosts, who does not know the job's "
-                    "secret, drops, adds or changes frames, or the network damaged one")
+            return (f"its connection was closed, because it was tampered with: a frame from rank "
+                    f"{peer} to rank {self.rank} is not the one that was sent. Somebody between "
+                    "the two, who does not know the job's secret, drops, adds or changes frames, "
+                    "or the network damaged one")
         if self.net.lost[peer] == STARVED:
             return "this rank had no memory for a message from it, and closed the connection"
         if self.net.lost[peer] == VANISHED:

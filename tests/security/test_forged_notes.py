@@ -1,0 +1,257 @@
+"""What a process without the secret writes where the ranks meet: it ends a start, in words.
+
+tests/rendezvous/test_shared_store.py has the address in another library's store.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
+
+from cydist.errors import AuthenticationError, RendezvousError
+from cydist.net import auth
+from cydist.rendezvous import handlers, multicast
+from cydist.rendezvous.check_in import check_in
+from cydist.rendezvous.signed_notes import Address, signed, signed_address
+from cydist.stores import FileStore, HashStore, Store, TCPStore
+
+
+@pytest.fixture(autouse=True)
+def alone(secret: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No launcher, a secret."""
+    stand_alone(monkeypatch, tmp_path)
+
+
+class ForeignStore(HashStore):
+    """A store that other processes can reach, as far as cydist knows, and `changed` changes."""
+
+    in_process = False
+
+    def __init__(self, key: str = "", changed: Callable[[bytes], bytes] | None = None) -> None:
+        super().__init__()
+        self.seen = b""
+        self._key, self._changed = key, changed
+
+    def set(self, key: str, value: Any) -> None:
+        if self._changed is not None and key.endswith(self._key):
+            self.seen = value if isinstance(value, bytes) else value.encode()
+            value = self._changed(self.seen)
+        super().set(key, value)
+
+
+NAME = b"00" * 16
+VERDICTS = {
+    "unsigned": lambda seen: b"+2 " + NAME,
+    "other name": lambda seen: seen[:3] + NAME + seen[35:],
+    "other world size": lambda seen: seen.replace(b"+2 ", b"+3 "),
+    "other meeting": lambda seen: b"+" + signed(f"2 {NAME.decode()}", "check-in 2 ").encode(),
+    "other group": lambda seen: b"+" + signed(f"2 {NAME.decode()}", "check-in 1 b").encode(),
+    "cut": lambda seen: seen[:-1],
+    "only its mark": lambda seen: b"+",
+    "empty": lambda seen: b"",
+    "no verdict": lambda seen: b"?",
+}
+
+
+@pytest.mark.parametrize("kind", VERDICTS)
+def test_a_forged_verdict_is_refused(kind: str) -> None:
+    """Rank 0's word that all are here, and the meeting's name, in a store of the user's."""
+    store = ForeignStore("job", VERDICTS[kind])
+    first, second = meet(None, [0, 1], store=store)
+    assert isinstance(first, tuple)
+    assert isinstance(second, AuthenticationError)
+    assert all(part in str(second) for part in ("rank 1", "rank 0", "secret"))
+
+
+@pytest.mark.parametrize("text", [b"-", b"-one", b"!", b"!\xff"])
+def test_a_forged_failure_only_ends_the_start(text: bytes) -> None:
+    """It tells of missing ranks or different backends: a process that can write that can also
+    remove a rank's note."""
+    _, second = meet(None, [0, 1], store=ForeignStore("job", lambda seen: text))
+    assert isinstance(second, RendezvousError)
+
+
+def test_a_repeated_verdict_leaves_its_rank_alone(secret: bytes) -> None:
+    """The signed word of an earlier start names that start, and no connection is made by it."""
+    recorded = ForeignStore("job", lambda seen: seen)
+    check_met(meet(None, [0, 1], store=recorded))
+    first, second = meet(None, [0, 1], store=ForeignStore("job", lambda seen: recorded.seen))
+    assert isinstance(first, tuple)
+    assert isinstance(second, tuple)
+    assert first[0].nonce != second[0].nonce  # type: ignore[attr-defined]
+    names = [outcome[0].part("0", [0, 1], "").nonce for outcome in (first, second)]  # type: ignore
+    assert names == [first[0].nonce, second[0].nonce]  # type: ignore[attr-defined]
+
+
+def test_ranks_that_were_told_different_sizes_say_so() -> None:
+    """Rank 0 has met all of its two; rank 1 was told three."""
+    store = ForeignStore()
+    calls = [
+        lambda rank=rank, size=size: handlers.rendezvous(
+            store=store, rank=rank, world_size=size, timeout=WAIT
+        )
+        for rank, size in ((0, 2), (1, 3))
+    ]
+    _, second = together(*calls)
+    assert isinstance(second, RendezvousError)
+    assert "has met 2 ranks, and rank 1 was told a world of 3" in str(second)
+
+
+SEATS = {
+    "unsigned": "0 2",
+    "no numbers": "one two",
+    "empty": "",
+    "other place": lambda: signed("0 2", "seat  0 1"),
+    "other meeting": lambda: signed("0 2", "seat  1 0"),
+    "other group": lambda: signed("0 2", "seat b 0 0"),
+}
+
+
+@pytest.mark.parametrize("kind", SEATS)
+def test_a_forged_seat_is_refused(kind: str, tmp_path: Path) -> None:
+    """The rank that another process asked for in a file."""
+    path, text = tmp_path / "meeting", SEATS[kind]
+    store = FileStore(str(path), 2, WAIT)
+    try:
+        assert store.add("cydist//seats/tickets", 1) == 1
+        store.set("cydist//seats/0/0", text() if callable(text) else text)
+        with pytest.raises(AuthenticationError, match=r"process 1 .*process 0 in file://.*secret"):
+            handlers.rendezvous(f"file://{path}", world_size=2, timeout=WAIT)
+    finally:
+        store.close()
+
+
+def test_an_old_announcement_leads_to_no_other_store() -> None:
+    """It was recorded, and its port serves another store of the job now. The job meets without, and
+    a process that waits in vain is told who refused it."""
+    try:
+        address = multicast._own_address("239.255.77.1", 9)
+    except RendezvousError:
+        pytest.skip("no route to 239.255.77.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    other = TCPStore(address, 0, is_master=True, wait_for_workers=False, job="")
+    key = auth.job_key(auth.secret(), "", b"multicast")
+    place = hmac.digest(key, b"", "sha256")[:16]
+    packed = socket.inet_aton(address) + bytes(12)
+    fields = (multicast._MAGIC, place, bytes(16), packed, other.port, b"")
+    head = multicast._ANNOUNCEMENT.pack(*fields)[:-32]
+    recorded = head + hmac.digest(key, head, "sha256")
+    sending, done = multicast._MulticastGroup._announce, itertools.count()
+
+    def announce(group: Any) -> None:
+        next(done)
+        group._sender.sendto(recorded, group._to)
+        sending(group)
+
+    url = f"tcp://239.255.77.1:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multicast._MulticastGroup, "_announce", announce)
+        check_met(meet(url, [0, 1]))
+        with pytest.raises(RendezvousError, match=r"1 of 2 processes.*refused each other"):
+            handlers.rendezvous(url, rank=0, world_size=2, timeout=1)
+    assert next(done)
+    other.close()
+
+
+class Comm:
+    """MPI's world of two ranks, from rank 1's side; rank 0 sends `messages`."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+
+    def Irecv(self, buffer: Any, source: int, tag: int) -> Any:
+        message = self._messages.pop(0)
+        buffer[0][: len(message)] = message
+        return SimpleNamespace(Test=lambda: True, Cancel=lambda: None)
+
+
+@pytest.mark.parametrize("kind", ["unsigned", "other job", "other purpose", "cut", "other size"])
+def test_a_forged_address_over_mpi_is_refused(kind: str) -> None:
+    """It leads the rank nowhere."""
+    address = Address(3 if kind == "other size" else 2, HOST, 1, "0a0b0c0d")
+    note = signed_address(
+        address,
+        "mpi b" if kind == "other purpose" else "mpi ",
+        "another" if kind == "other job" else "",
+    )
+    if kind == "unsigned":
+        note = f"2 {HOST} 1 0a0b0c0d"
+    elif kind == "cut":
+        note = note[:-1]
+    messages = [
+        handlers._OFFER.pack(False, 0, bytes(16), b""),
+        handlers._ADDRESS.pack(b"", False, note.encode()),
+    ]
+    MPI = SimpleNamespace(COMM_WORLD=Comm(messages), ANY_SOURCE=-1, BYTE=None)
+    call = handlers._InitArguments(None, 1, 2, "", float("inf"), handlers.ExitStack())
+    wanted = RendezvousError if kind == "other size" else AuthenticationError
+    with pytest.raises(wanted, match=r"rank 0.* in a message over MPI"):
+        handlers._by_mpi(call, MPI)
+
+
+class TamperedStore(TCPStore):
+    """A store whose connection somebody changes once the ranks wait."""
+
+    def watch(self, *args: Any, **kwargs: Any) -> Any:
+        raise AuthenticationError("the connection was tampered with")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_was_tampered_with_is_not_a_missing_rank(rank: int) -> None:
+    """The error of the check-in is the cause, not who has not come."""
+    served = TCPStore(HOST, 0, None, True, WAIT, wait_for_workers=False)
+    store: Store = TamperedStore(HOST, served.port, None, False, WAIT, wait_for_workers=False)
+    try:
+        with pytest.raises(AuthenticationError, match=f"rank {rank}: .*tampered with"):
+            check_in(store, rank, 2, deadline=float("inf"))
+    finally:
+        store.close()
+        served.close()
+
+
+def test_jobs_of_one_user_stay_apart_by_group_names() -> None:
+    """Started by hand, they have one secret and no job's id: rank 1 of job b, given the port of job
+    a, is not taken for job a's rank 1, as it would be without names."""
+    port = TCPStore(HOST, 0, None, True, WAIT, wait_for_workers=False)
+    url = f"tcp://{HOST}:{port.port}"
+    port.close()
+
+    def rank(number: int, name: str, timeout: float) -> Callable[[], Any]:
+        return lambda: handlers.rendezvous(
+            url, rank=number, world_size=2, group_name=name, timeout=timeout
+        )
+
+    first, second = together(rank(0, "a", 1.0), rank(1, "b", 0.5))
+    assert isinstance(first, RendezvousError)
+    assert "missing: rank 1" in str(first)
+    assert isinstance(second, RendezvousError)
+    assert "group_name" in str(second)
+
+
+@pytest.mark.parametrize(
+    "meet_by",
+    [
+        lambda: handlers.rendezvous(f"tcp://{HOST}:1", rank=0, world_size=1),
+        lambda: handlers.rendezvous_through(
+            HashStore(), lambda deadline: HOST, rank=0, world_size=1, timeout=1
+        ),
+    ],
+    ids=["address", "torch"],
+)
+def test_a_setting_of_an_old_design_is_not_ignored(
+    meet_by: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CYDIST_TLS=1 asks for protection that there is none of by that name."""
+    monkeypatch.setenv("CYDIST_TLS", "1")
+    with pytest.raises(ValueError, match="CYDIST_ENCRYPT=1"):
+        meet_by()
