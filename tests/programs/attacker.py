@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from wire_peer import DATA, EAGER, HEADER, MAGIC, FrameSealer, frame
+from wire_peer import CONTROL_TAG, DATA, EAGER, HEADER, MAGIC, FrameSealer, frame
 
 from cydist.net import auth
 from cydist.net.records import HEAD_BYTES, OVERHEAD_BYTES, Records
@@ -182,6 +182,13 @@ class Tampering:
         if self._channel != "peer" or len(whole) - HEADER.size != self._attack["payload"]:
             return None
         return flipped(whole, len(whole) - 8)
+
+    def _control(self, whole: bytes) -> bytes | None:
+        """Change what a control message says."""
+        fields = HEADER.unpack_from(whole) if self._channel == "peer" else ()
+        if not fields or fields[1] != EAGER or fields[5] != CONTROL_TAG:
+            return None
+        return flipped(whole, HEADER.size + int(self._attack["byte"]))
 
     def _pickle(self, whole: bytes) -> bytes | None:
         """Put a pickle that runs a command in the place of a pickled object."""

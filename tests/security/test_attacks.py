@@ -165,7 +165,7 @@ def test_a_rank_that_was_led_to_him_is_refused(way: str, settings: str) -> None:
         check_unharmed(attacker, job, ranks=1 if way in WITH_TORCH else 2)
         events = attacker.events()
         assert not [event for event in events if event.startswith("let through")]
-        if way in ("port", "file"):
+        if way == "port":
             assert events[0] == LED
         assert '"fine"' not in job.said
 
@@ -181,7 +181,10 @@ def test_where_addresses_are_translated_he_is_between_and_changes_nothing(way: s
     def check(attacker: Attacker, job: Job) -> None:
         check_unharmed(attacker, job, ranks=1 if way in WITH_TORCH else 2)
         if way in ("port", "file"):
-            assert [event for event in attacker.events() if event.startswith("let through")]
+            events = attacker.events()
+            # A rank may refuse an address that he wrote, and go nowhere.
+            refused_unread = way == "file" and LED not in events
+            assert {"let through: store", "let through: peer"} & set(events) or refused_unread
             assert '"fine"' not in job.said
 
     led(way, "nat", LEADING, check)
@@ -239,14 +242,13 @@ RECORDS: dict[str, Attack] = {
     "cut_off": {},
     "value": {"at": 0, "old": "of turn 1", "new": "of turn 7"},
 }
-QUICK = ("pickle", "again", "value")
 
 
 def attacks(kinds: dict[str, Attack], quick: tuple[str, ...]) -> list[object]:
     return [kind if kind in quick else pytest.param(kind, marks=LONG) for kind in kinds]
 
 
-def besieged(on: str, kind: str, details: Attack, at: int) -> None:
+def attacked(on: str, kind: str, details: Attack, at: int) -> None:
     """Run a job in which one frame is attacked."""
     with another_user() as attacker:
         attack = {"on": on, "kind": kind, "at": at, "command": attacker.command()} | details
@@ -261,9 +263,9 @@ def besieged(on: str, kind: str, details: Attack, at: int) -> None:
 def test_frames_changed_between_ranks_are_found(kind: str, request: pytest.FixtureRequest) -> None:
     """Whichever frame he changes, drops, repeats or replaces: no value is changed unseen, none of
     his code runs, and the ranks end in words."""
-    siege = request.node.get_closest_marker("long") is not None
-    for at in (0, 3, 8) if siege else (2,):
-        besieged("peer", kind, FRAMES[kind], at)
+    many = request.node.get_closest_marker("long") is not None
+    for at in (0, 3, 8) if many else (2,):
+        attacked("peer", kind, FRAMES[kind], at)
 
 
 @pytest.mark.parametrize("kind", attacks(RECORDS, ("value",)))
@@ -271,9 +273,23 @@ def test_records_changed_on_the_way_to_the_store_are_found(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     """The same for what the store is asked, and what it answers."""
-    siege = request.node.get_closest_marker("long") is not None
-    for at in (0, 3, 8) if siege else (2,):
-        besieged("store", kind, RECORDS[kind], at)
+    many = request.node.get_closest_marker("long") is not None
+    for at in (0, 3, 8) if many else (2,):
+        attacked("store", kind, RECORDS[kind], at)
+
+
+@pytest.mark.parametrize("byte", [0, *(pytest.param(byte, marks=LONG) for byte in (20, 50, 100))])
+@pytest.mark.parametrize("changes", [True, False], ids=["changed", "as sent"])
+def test_control_messages_changed_between_ranks_are_found(byte: int, changes: bool) -> None:
+    """A rank that gives up tells the other, which waits. That one does not believe it if he changed
+    it: it loses the first rank."""
+    with another_user() as attacker:
+        attack = {"on": "peer", "kind": "control" if changes else "pass", "byte": byte}
+        with on_the_path(attacker, attack, ODD="1", WAIT="20") as job:
+            check_unharmed(attacker, job, "DistTimeoutError")
+        assert ("control: peer down" in attacker.events()) is changes
+        assert ("tampered with" in job.said) is changes
+        assert ("rank 0 gave up waiting" in job.said) is not changes
 
 
 @pytest.mark.parametrize(
