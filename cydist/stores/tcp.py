@@ -183,6 +183,7 @@ class TCPStore(Store):
             connection.send(encode_request(request._replace(timeout=left)), deadline + _GRACE)
             reply = decode_reply(connection.receive(deadline + _GRACE))
         except AuthenticationError:  # an OSError, too
+            self._pool.cut_off = True
             raise
         except TimeoutError:
             raise StoreTimeoutError(
@@ -191,11 +192,13 @@ class TCPStore(Store):
                 answered=False,
             ) from None
         except OSError as error:
+            self._pool.cut_off = True
             raise DistStoreError(
                 f"{request.op.name.lower()}: lost the store at {self._pool.name} ({error}); "
                 "the process that served it has probably ended",
                 answered=False,
             ) from None
+        self._pool.cut_off = False
         if not reply.answers(request):
             raise DistStoreError(
                 f"{request.op.name.lower()}: the store at {self._pool.name} has no answer to that: "
@@ -313,6 +316,7 @@ class _Pool:
         # Connections whose end, without a goodbye, tells the server that this process has ended.
         self._will_connections: list[_Connection] = []
         self.wills: list[tuple[str, Value]] = []  # wills on those connections
+        self.cut_off = False  # the last request lost its connection
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
@@ -357,14 +361,15 @@ class _Pool:
         return ended, rest
 
     def close(self, *, ended: bool = False) -> None:
-        """Close all connections; without a goodbye if the process has ended."""
+        """Close all connections; without a goodbye if the process has ended, or gives up because it
+        lost a connection."""
         with self._lock:
             self._closed = True
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
             for connection in self._will_connections:
-                connection.close() if ended else connection.disconnect()
+                connection.close() if ended or self.cut_off else connection.disconnect()
             self._will_connections.clear()
 
     def abandon(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from transport_ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROSE = re.compile(r"```.*?```", re.S)
 CONSOLE = re.compile(r"```console\n(.*?)```", re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -90,6 +90,42 @@ def test_settings_are_listed() -> None:
         for v in variables
     }
     assert {(names, default.strip()) for names, default in rows} == expected
+
+
+def test_every_attack_has_its_test() -> None:
+    """security.md names a test in each row of its tables of attackers and launchers, or says "not
+    protected"; for each attack every setting has one row."""
+    page = (ROOT / "docs/security.md").read_text()
+    attacks, launchers = page.split("\n## Attackers\n")[1].split("\n## Launchers\n")
+    settings: dict[str, list[str]] = {}
+    for attack, under, _, test in rows_of(attacks):
+        settings.setdefault(attack or list(settings)[-1], []).extend(under.split(", "))
+        assert is_test(test), test
+    everything = sorted(["default", "`CYDIST_ENCRYPT=1`", "`CYDIST_INSECURE=1`", "`CYDIST_NAT=1`"])
+    assert len(settings) > 10
+    assert [a for a, s in settings.items() if sorted(s) != everything and s != ["all"]] == []
+    tests = [row[-1] for row in rows_of(launchers)]
+    assert len(tests) > 5
+    assert [test for test in tests if not is_test(test)] == []
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of a text's tables, without their heads."""
+    found = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for table in re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", text, re.M)
+        for line in table.splitlines()
+    ]
+    assert {len(row) for row in found} == {4}
+    return found
+
+
+def is_test(cell: str) -> bool:
+    """Whether a cell names tests that exist, or says that there is no protection."""
+    if cell == "not protected":
+        return True
+    names = [name for each in cell.split(", ") for name in CODE.findall(each)]
+    return bool(names) and all("::" in name and is_there(name) for name in names)
 
 
 def test_errors_are_listed() -> None:

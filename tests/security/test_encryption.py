@@ -8,16 +8,22 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from handshakes import SECRET, record_pair, shake_hands, shaken_hands
+from tcp_proxy import NetworkFaults, Proxy
 from transport_ranks import DEADLINE, Group, done, eventually, run, soon, status_of
 from wire_peer import KEYS
 
 from cydist import _native
+from cydist.backends.host.addresses import Address
+from cydist.backends.host.connections import Connections
+from cydist.backends.host.peer_status import PeerStatus
 from cydist.errors import AuthenticationError, DistError, UnsupportedError
 from cydist.groups import registry
 from cydist.net import auth, interfaces
@@ -208,6 +214,30 @@ def test_the_other_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         client.receive(server.refusal[-client.needs :])
 
 
+def test_no_key_comes_from_the_secret_alone() -> None:
+    """A client offers its pre-shared key only together with a Diffie-Hellman exchange, so that a
+    secret that is learnt later opens nothing that was recorded."""
+    hello = _native.TlsSession(KEY, False).handshake(b"")
+    extensions = extensions_of(hello)
+    modes, shares = extensions[45], extensions[51]  # RFC 8446, 4.2
+    assert modes == bytes([1, 1])  # one mode, psk_dhe_ke
+    assert int.from_bytes(shares[:2], "big") == len(shares) - 2 > 32
+
+
+def extensions_of(hello: bytes) -> dict[int, bytes]:
+    """Those of the ClientHello in this record (RFC 8446, 4.1.2)."""
+    at = 5 + 4 + 2 + 32  # record, message, version, random
+    at += 1 + hello[at]  # session
+    at += 2 + int.from_bytes(hello[at : at + 2], "big")  # ciphers
+    at += 1 + hello[at] + 2  # compression, length
+    found = {}
+    while at < len(hello):
+        kind, count = (int.from_bytes(hello[p : p + 2], "big") for p in (at, at + 2))
+        found[kind] = hello[at + 4 : at + 4 + count]
+        at += 4 + count
+    return found
+
+
 # Processes that cannot
 
 
@@ -270,6 +300,38 @@ def test_a_backend_that_does_not_encrypt_is_refused_over_hosts(
         assert "backend 'some' does not encrypt" in said[0]
         assert "where ranks 7 are" in said[0]
         assert "where ranks 4 are" in said[1]
+
+
+# Reports of a hang
+
+
+class Listener(Proxy):
+    """A proxy that keeps what it carries."""
+
+    seen = b""
+
+    def _write(self, sock: socket.socket, data: bytes) -> None:
+        self.seen += data
+        super()._write(sock, data)
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_reports_are_not_on_the_wire(monkeypatch: pytest.MonkeyPatch, encrypts: bool) -> None:
+    """A rank that asks another what it is doing hears it, and nobody on the path does."""
+    monkeypatch.setenv("CYDIST_ENCRYPT", str(int(encrypts)))
+    monkeypatch.setenv("CYDIST_NAT", "1")  # for the proxy
+    with (
+        closing(Connections(0, 2, host="127.0.0.1", job="j", secret=SECRET)) as asked,
+        closing(Connections(1, 2, host="127.0.0.1", job="j", secret=SECRET)) as asking,
+    ):
+        asked.status_of = lambda comm_id: PeerStatus("busy", TEXT.decode())
+        there = Address.decode(asked.address())
+        with closing(Listener(there.lanes[0][0], NetworkFaults())) as between:
+            lanes = [[("127.0.0.1", between.port)]]
+            asking.connect([Address(0, there.host, lanes).encode(), asking.address()])
+            said = asking.query(0, 1, time.monotonic() + DEADLINE)
+        assert TEXT.decode() in str(said)
+        assert (TEXT in between.seen) is not encrypts
 
 
 # Records

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from mutation import mutated
 from tcp_proxy import NetworkFaults, Proxy
 
-from cydist.errors import AuthenticationError, DistStoreError
+from cydist.errors import AuthenticationError, DistStoreError, PeerFailedError
 from cydist.net.auth import ClientHandshake, ServerHandshake
 from cydist.net.records import HEAD_BYTES, OVERHEAD_BYTES, Records
-from cydist.stores import TCPStore
+from cydist.stores import MembershipStore, TCPStore
 
 HOST, WAIT = "127.0.0.1", 20
 
@@ -151,6 +151,23 @@ def test_a_relay_cannot_change_what_a_store_holds(value: bytes) -> None:
         with pytest.raises(AuthenticationError, match="tampered with"):
             store.get("key")
         assert master.get("key") == value
+
+
+@pytest.mark.usefixtures("nat")
+def test_a_rank_whose_request_was_changed_is_missed() -> None:
+    """It gives up, and closes its store in order; those who wait for it learn of it all the same,
+    by its other connection, which carries its will."""
+    with (
+        closing(TCPStore(HOST, 0, None, True, WAIT)) as master,
+        closing(ChangingRelay(master.port, b"value", b"other")) as between,
+    ):
+        store = TCPStore(HOST, between.port, timeout=WAIT)
+        MembershipStore("p", store, [0, 1]).join(1)
+        with pytest.raises(DistStoreError, match="lost the store"):
+            store.set("key", b"value")
+        store.close()
+        with pytest.raises(PeerFailedError, match="rank 1"):
+            MembershipStore("p", master, [0, 1]).wait(["never"], WAIT)
 
 
 @pytest.mark.usefixtures("nat")

@@ -87,13 +87,16 @@ class FrameSealer:
 
 
 class Wire:
-    """A link whose only peer is the test, and what went over it."""
+    """A link whose only peer is the test, and what went over it.
 
-    def __init__(self) -> None:
+    tls         the link's session; the peer's bytes are then for `put`
+    """
+
+    def __init__(self, tls: _native.TlsSession | None = None) -> None:
         self.link = _native.TcpLink(0, 2, 1, HELD_LIMIT)
         ours, self.peer = socket.socketpair()
         ours.setblocking(False)
-        assert self.link.adopt(1, 0, ours.detach(), *KEYS)
+        assert self.link.adopt(1, 0, ours.detach(), *KEYS, tls)
         self.seal = FrameSealer()
         self.group = Group(_native.Group(self.link, [0, 1], 0, 1))
         # Of a group to which nothing that is said belongs.
@@ -108,20 +111,28 @@ class Wire:
         """Send, as far as it is heard."""
         for piece in pieces:
             self.said += piece
-            left = memoryview(self.seal(piece))
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                while left:
-                    with contextlib.suppress(BlockingIOError):
-                        left = left[self.peer.send(left, socket.MSG_DONTWAIT) :]
-                    self.hear()
+            self.put(self.seal(piece))
             self.hear()
 
-    def hear(self) -> None:
-        """Let the link go on, and read what it says."""
+    def put(self, data: bytes) -> None:
+        """Send bytes as they are, as far as they are heard."""
+        left = memoryview(data)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while left:
+                with contextlib.suppress(BlockingIOError):
+                    left = left[self.peer.send(left, socket.MSG_DONTWAIT) :]
+                self.go_on()
+
+    def go_on(self) -> None:
+        """Let the link go on, and take what it sends."""
         self.probe.test()
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while part := self.peer.recv(1 << 20, socket.MSG_DONTWAIT):
                 self.heard += part
+
+    def hear(self) -> None:
+        """Let the link go on, and read what it says."""
+        self.go_on()
         while len(self.heard) >= HEADER.size:
             header = HEADER.unpack_from(self.heard)
             kind, nbytes = header[1], header[6]
