@@ -333,17 +333,29 @@ def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
             port = int(tail)
     if nodes > 1 and not address:
         raise ValueError("several hosts need --master-addr, the address of host 0")
-    if nodes > 1 and not config.INSECURE.is_on() and not os.path.isfile(config.SECRET_FILE.get()):
-        raise ValueError(
-            "several hosts need the same secret: set CYDIST_SECRET_FILE on each to a file of mode "
-            "0600 (openssl rand -hex 32)"
-        )
+    if nodes > 1 and not config.INSECURE.is_on():
+        _check_secret_file(config.SECRET_FILE.get())
     port = port or (DEFAULT_PORT if nodes > 1 else None)
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"--master-port {port} is not in 1..65535")
     if given.standalone:
         return "127.0.0.1", None
     return address.removeprefix("[").removesuffix("]") or "127.0.0.1", port
+
+
+def _check_secret_file(path: str) -> None:
+    if not path:
+        raise ValueError(
+            "several hosts need the same secret: set CYDIST_SECRET_FILE on each to a file of mode "
+            "0600 (openssl rand -hex 32)"
+        )
+    if not os.path.isfile(path):
+        where = "" if os.path.isabs(path) else f" (from {os.getcwd()})"
+        what = "is no regular file" if os.path.exists(path) else "does not exist"
+        raise ValueError(
+            f"CYDIST_SECRET_FILE names {path}{where}, which {what} on this host: copy the job's "
+            "secret there, mode 0600"
+        )
 
 
 def which_streams(option: str, text: str, local_size: int) -> dict[int, int]:

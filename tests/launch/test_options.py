@@ -219,3 +219,20 @@ print([name for name in sys.modules if name == "numpy" or name.startswith("cydis
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["key", "{}/key", "{}"])
+def test_a_secret_file_that_is_not_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is named, with the directory where a relative name begins, and not taken for unset."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CYDIST_SECRET_FILE", name.format(tmp_path))
+    with pytest.raises(SystemExit):
+        parse(["--nnodes", "2", "--master-addr", "h", SCRIPT])
+    words = {
+        "key": f"CYDIST_SECRET_FILE names key (from {tmp_path}), which does not exist",
+        "{}/key": f"CYDIST_SECRET_FILE names {tmp_path}/key, which does not exist",
+        "{}": f"CYDIST_SECRET_FILE names {tmp_path}, which is no regular file",
+    }
+    assert words[name] in capsys.readouterr().err

@@ -146,6 +146,7 @@ class Connections:
                     f"{peer.rank} {len(peer.lanes)}; set {config.INTERFACES.names[0]} alike"
                 )
         here = addresses.this_host()
+        addresses.check_reachable(self._rank, here, peers)
         self.link.share_cores(sum(peer.host == here for peer in peers))
         self._selector.register(self.link.wanted_fd, selectors.EVENT_READ)
         self._peers = peers
