@@ -40,6 +40,7 @@ EXCUSED = (
     "no AVX2",
     "no AVX-512",
     "no CUDA device",
+    "no network namespaces",
 )
 
 

@@ -54,7 +54,7 @@ Message = dict[str, Any]
 
 
 class Verdict(NamedTuple):
-    """Why the job ends on all hosts.
+    """The end of the ranks on all hosts, and what caused it.
 
     node        the host where it began
     rank        that failed first; None: it was no rank
@@ -424,6 +424,8 @@ class OtherHost(Launchers):
         self._secret = auth.secret()
         self._connection: _Connection | None = None
         self._failure: Exception | None = None  # of the latest attempt
+        self._told_all = False  # how this host's ranks ended
+        self._alone: Verdict | None = None  # without host 0, once this host's ranks have ended
         self._reached: tuple[socket.socket, ClientHandshake] | None = None
         self._wake, self._waker = socket.socketpair()
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -443,7 +445,9 @@ class OtherHost(Launchers):
             self._notices.say_if_due(self._notice)
 
     def tell(self, kind: str, **content: object) -> None:
+        self._told_all = kind in ("done", "failed")
         if self._connection is None:
+            self.verdict = self.verdict or self._alone
             return
         try:
             self._connection.send({"kind": kind, **content})
@@ -511,7 +515,7 @@ class OtherHost(Launchers):
                 self._obey(message)
         except RendezvousError:  # a refusal
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             self._lost(error)
 
     def _lost(self, error: Exception) -> None:
@@ -526,9 +530,12 @@ class OtherHost(Launchers):
         if self.finished or (self.verdict is not None and not self.verdict.restart):
             return
         text = f"cydistrun: host 0 was lost, or its launcher killed: {error}\n"
-        if self._options.keep_going:
+        lost = Verdict(0, None, 1, text)
+        if self._options.keep_going and not self._told_all:
             self._say(text)
-        self.verdict = Verdict(0, None, 1, text)
+            self._alone = lost
+        else:
+            self.verdict = lost
 
     def _where(self) -> str:
         host = self._options.master_addr

@@ -9,9 +9,11 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +46,7 @@ class Start(Protocol):
         nodes: int = 2,
         key: str = "key",
         env: Mapping[str, str] = {},
+        stdin: int | None = None,
     ) -> subprocess.Popen[bytes]: ...
 
 
@@ -62,12 +65,13 @@ def start(launcher: Launcher, tmp_path: Path) -> Start:
         nodes: int = 2,
         key: str = "key",
         env: Mapping[str, str] = {},
+        stdin: int | None = None,
     ) -> subprocess.Popen[bytes]:
         which = () if node is None else (f"--node-rank={node}",)
         settings = {"CYDIST_SECRET_FILE": str(tmp_path / key), **env}
         return launcher.start(
             f"--nnodes={nodes}", *which, "--master-addr=127.0.0.1", f"--master-port={port}",
-            "--restart-delay=0", *options, script, env=settings,
+            "--restart-delay=0", *options, script, env=settings, stdin=stdin,
         )  # fmt: skip
 
     return start
@@ -309,8 +313,8 @@ def test_what_is_missing_is_said_on_both_sides(launcher: Launcher, start: Start)
     assert f"cydistrun: host 1 ({HERE}) has waited 3 s for host 0's launcher at 127.0.0.1:" in words
     assert "Connection refused: the host is there, and no process listens" in words
     host = start(0, script, nodes=3)
-    stranger = start(2, script, nodes=3, key="other")
-    ((code, out, err),) = ends(stranger)
+    outsider = start(2, script, nodes=3, key="other")
+    ((code, out, err),) = ends(outsider)
     assert (code, out) == (1, "")
     assert "do not share one secret" in err
     for each in (host, early):
@@ -355,6 +359,19 @@ def test_survivors_go_on(launcher: Launcher, start: Start, sizes: tuple[int, ...
     )
 
 
+@pytest.mark.parametrize("killed", [0, *more(1)])
+def test_keep_going_without_a_launcher(launcher: Launcher, start: Start, killed: int) -> None:
+    """With --keep-going the loss of a host's launcher is said, and ends no rank of the other."""
+    script = launcher.script("ready()", "sys.stdin.readline()", "print('went on')")
+    hosts = [start(node, script, "--keep-going", stdin=subprocess.PIPE) for node in range(2)]
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    hosts[killed].kill()
+    said(hosts[1 - killed], "was lost, or its launcher killed")
+    out, _ = hosts[1 - killed].communicate(b"\n", timeout=DEADLINE)
+    assert (hosts[1 - killed].returncode, out) == (1, b"[%d] went on\n" % (1 - killed))
+
+
 def test_the_secret_stays_in_its_file(launcher: Launcher, start: Start) -> None:
     """Ranks of several hosts find no pipe with a secret, and the address and port that the user
     gave."""
@@ -390,3 +407,68 @@ def test_a_secret_that_others_can_read(launcher: Launcher, start: Start, tmp_pat
     ((code, out, err),) = ends(start(0, launcher.script("print('started')")))
     assert (code, out) == (1, "")
     assert "chmod 600" in err
+
+
+@pytest.fixture
+def two_networks() -> Iterator[list[str]]:
+    """Two network namespaces with a link between them, 10.213.7.1 and 10.213.7.2."""
+    names = [f"cydist-{os.getpid()}-{node}" for node in range(2)]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=DEADLINE)
+
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("no network namespaces: they need root and ip")
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip(
+                "link",
+                "add",
+                "one",
+                "netns",
+                names[0],
+                "type",
+                "veth",
+                "peer",
+                "one",
+                "netns",
+                names[1],
+            )
+            for node, name in enumerate(names):
+                for words in (f"addr add 10.213.7.{node + 1}/24 dev one", "link set one up"):
+                    ip("-n", name, *words.split())
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces: {error.stderr.decode()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE)
+
+
+@pytest.mark.long
+def test_a_host_that_is_cut_off(
+    launcher: Launcher, two_networks: list[str], tmp_path: Path
+) -> None:
+    """Each of two launchers whose link goes down says that the other host was lost, and ends its
+    ranks, though these compute."""
+    (tmp_path / "key").touch(0o600)
+    (tmp_path / "key").write_text(secrets.token_hex(32))
+    script = launcher.script("ready()", "pause()")
+    program = f"env CYDIST_SECRET_FILE=key {sys.executable} -m cydist.launch"
+    hosts = [
+        launcher.start_shell(
+            f"exec ip netns exec {name} {program} --nnodes=2 --node-rank={node} "
+            f"--master-addr=10.213.7.1 {script}"
+        )
+        for node, name in enumerate(two_networks)
+    ]
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    subprocess.run(["ip", "-n", two_networks[0], "link", "set", "one", "down"], check=True)
+    for node, (code, _, err) in enumerate(ends(*hosts)):
+        assert code == 1
+        assert re.search(rf"cydistrun: host {1 - node}.* was lost, or its launcher killed", err)
+    assert launcher.settles() == 0

@@ -139,11 +139,9 @@ def test_a_secret_that_differs_is_told_on_both_sides(capsys: pytest.CaptureFixtu
         zero = threads.submit(
             handlers.rendezvous, f"tcp://{HOST}:{port}", rank=0, world_size=2, timeout=2.0
         )
-        stranger = _Pool(
-            HOST, port, b"another secret of thirty-two bytes"[:32], launcher_env.job_id()
-        )
+        other = _Pool(HOST, port, b"another secret of thirty-two bytes"[:32], launcher_env.job_id())
         with pytest.raises(AuthenticationError, match="do not share one secret"):
-            stranger.connect(time.monotonic() + WAIT, patient=True)
+            other.connect(time.monotonic() + WAIT, patient=True)
         with pytest.raises(RendezvousError, match=r"missing: rank 1\. .*do not share one secret"):
             zero.result(WAIT)
     said = capsys.readouterr().err
