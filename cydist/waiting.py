@@ -23,6 +23,11 @@ STORE_TIMEOUT = timedelta(seconds=300)  # of a store that a program creates
 LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds, deadlines still fit into 64 bits
 LONGEST_WAIT = 3600.0  # seconds of one wait, which fit every system's clock
 
+FIRST_NOTICE, NEXT_NOTICE = (
+    3.0,
+    30.0,
+)  # seconds until a wait of the job's start says what is missing
+
 FIRST_REST, LONGEST_REST = 0.01, 0.1  # seconds of rest after a round that raised
 MOST_IN_A_ROW = 100  # failing rounds in a row, about ten seconds, after which a thread ends
 
@@ -78,6 +83,31 @@ def wait_for(event: threading.Event, timeout: float | None) -> bool:
         if event.wait(one_wait(left)):
             return True
     return event.is_set()
+
+
+class WaitNotices:
+    """Say what a long wait is for, after FIRST_NOTICE and then every NEXT_NOTICE seconds.
+
+    say     prints a message; the default writes to stderr
+    """
+
+    def __init__(self, say: Callable[[str], object] | None = None) -> None:
+        self._print = say or _print
+        self._began = time.monotonic()
+        self._due = self._began + FIRST_NOTICE
+
+    @property
+    def left(self) -> float:
+        """Return the seconds until the next notice."""
+        return max(0.0, self._due - time.monotonic())
+
+    def say_if_due(self, text: Callable[[float], str]) -> None:
+        """Print `text` of the seconds waited so far, if it is time for that."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + NEXT_NOTICE
+            with suppress(Exception):  # stderr may be closed, and the wait goes on without it
+                self._print(f"{text(now - self._began)}\n")
 
 
 class LoopGuard:

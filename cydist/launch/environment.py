@@ -104,13 +104,24 @@ class Generation(NamedTuple):
 
     secret      32 bytes; None when every host has CYDIST_SECRET_FILE
     port        MASTER_PORT
+    sizes       how many ranks each host has
     ports       of a job on one host; None: rank 0 serves the store on MASTER_PORT, which it binds
     """
 
     number: int
     secret: bytes | None
     port: int
+    sizes: tuple[int, ...]
     ports: Ports | None
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks the job has."""
+        return sum(self.sizes)
+
+    def first_rank(self, node: int) -> int:
+        """Return the lowest rank on a host."""
+        return sum(self.sizes[:node])
 
     def close(self) -> None:
         """Close this process's copies of the sockets: rank 0 has its own."""
@@ -118,14 +129,17 @@ class Generation(NamedTuple):
             self.ports.close()
 
 
-def new_generation(options: LaunchOptions, number: int) -> Generation:
-    """Make generation `number`. Raises RendezvousError if the address is not this host's, or if
-    there is no port or descriptor left."""
+def new_generation(options: LaunchOptions, number: int, sizes: tuple[int, ...]) -> Generation:
+    """Make generation `number`, with `sizes` ranks on the hosts.
+
+    Raises RendezvousError if the address is not this host's, or if there is no port or descriptor
+    left.
+    """
     if options.nodes > 1:
         assert options.master_port is not None
-        return Generation(number, None, options.master_port, None)
+        return Generation(number, None, options.master_port, sizes, None)
     ports = new_ports(options.master_addr, options.master_port)
-    return Generation(number, new_secret(), ports.master, ports)
+    return Generation(number, new_secret(), ports.master, sizes, ports)
 
 
 def secret_pipe(secret: bytes) -> int:
@@ -171,7 +185,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return `inherited` with the variables that identify a worker; descriptors are added at its
     start."""
-    rank = options.node_rank * options.local_size + local_rank
+    rank = generation.first_rank(options.node_rank) + local_rank
     variables = dict(inherited)
     remove_stale(variables)
     ports = generation.ports
@@ -182,12 +196,12 @@ def worker_environment(
         ),
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
-        WORLD_SIZE=str(options.world_size),
+        WORLD_SIZE=str(generation.world_size),
         LOCAL_WORLD_SIZE=str(options.local_size),
         GROUP_RANK=str(options.node_rank),
         GROUP_WORLD_SIZE=str(options.nodes),
         ROLE_RANK=str(rank),
-        ROLE_WORLD_SIZE=str(options.world_size),
+        ROLE_WORLD_SIZE=str(generation.world_size),
         ROLE_NAME=options.role,
         TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
     )

@@ -37,12 +37,11 @@ def first_failure(workers: Iterable[Worker]) -> Worker | None:
     """Return the worker whose failure caused the others: the first of those that do not blame
     another rank."""
     failed = [worker for worker in workers if worker.code and not worker.told]
-    return min(
-        failed, key=lambda worker: (_is_secondary_failure(worker), failed_at(worker)), default=None
-    )
+    return min(failed, key=lambda worker: (blames_another(worker), failed_at(worker)), default=None)
 
 
-def _is_secondary_failure(worker: Worker) -> bool:
+def blames_another(worker: Worker) -> bool:
+    """Return whether this failed worker only reports the failure of another rank."""
     return is_secondary_failure("\n".join(traceback_tail(worker.last_output())))
 
 
@@ -53,8 +52,8 @@ def about_to_fail(worker: Worker, now: float) -> bool:
     return worker.running and printed is not None and now - printed < RECENT_SECONDS
 
 
-def report(first: Worker, workers: Sequence[Worker]) -> str:
-    """Return the report for the user, in whole lines."""
+def account(first: Worker) -> str:
+    """Return which rank failed first, how, and its last words, in whole lines."""
     assert first.code is not None
     lines = [
         f"cydistrun: rank {first.rank} (local rank {first.local_rank}, pid {first.pid}, host "
@@ -70,6 +69,15 @@ def report(first: Worker, workers: Sequence[Worker]) -> str:
         lines.append(f"cydistrun: the last words of rank {first.rank}:")
         lines += [f"    {line}" for line in said]
     lines += [f"cydistrun: output of rank {first.rank}: {log.path}" for log in first.logs.values()]
+    return "\n".join(lines) + "\n"
+
+
+def aftermath(first: Worker | None, workers: Sequence[Worker]) -> str:
+    """Return what became of the other ranks of this host, in whole lines.
+
+    first   the rank that failed first; None: it is on another host
+    """
+    lines = []
     others = [
         f"rank {worker.rank} {pretty_exit(worker.code)}"
         for worker in workers
@@ -79,7 +87,7 @@ def report(first: Worker, workers: Sequence[Worker]) -> str:
         lines.append(f"cydistrun: after it: {', '.join(others[:16])}{_more(len(others) - 16)}")
     if told := [worker.rank for worker in workers if worker.told]:
         lines.append(f"cydistrun: {ranks_text(told)} did not fail and had to end with it")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{line}\n" for line in lines)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

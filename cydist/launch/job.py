@@ -3,9 +3,12 @@
 It uses one thread and one selector. It polls nothing, and waits without a deadline only for the
 workers themselves. The stages of one generation of workers:
 
-    running -> settling -> stopping -> killing -> (all ended) -> sweeping
-       |          a worker failed     grace over                    what they left behind
+    running -> settling -> reported -> stopping -> killing -> (all ended) -> sweeping
+       |          a worker failed            grace over                 what they left behind
        +-> all ended well
+
+Only a job over several hosts has the stage `reported`, in which host 0's launcher decides which
+rank failed first (hosts.py). Its decision ends the ranks of all hosts.
 """
 
 from __future__ import annotations
@@ -19,23 +22,44 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cydist.errors import RendezvousError
 from cydist.launch.console import consoles
 from cydist.launch.environment import new_generation
-from cydist.launch.failures import about_to_fail, first_failure, ranks_text, remove_files, report
+from cydist.launch.failures import (
+    about_to_fail,
+    account,
+    aftermath,
+    blames_another,
+    failed_at,
+    first_failure,
+    ranks_text,
+    remove_files,
+)
 from cydist.launch.options import STREAMS, LaunchOptions
 from cydist.launch.output import Lines, LogFile, OutputStream
-from cydist.launch.processes import exit_code, kill_descendants, signal_descendants
+from cydist.launch.processes import (
+    exit_code,
+    kill_descendants,
+    pretty_exit,
+    signal_descendants,
+)
 from cydist.launch.supervisor import FINAL_WAIT_SECONDS, ignore_signal
 from cydist.launch.workers import Worker
 from cydist.waiting import LONGEST_WAIT, LoopGuard, duration
+
+if TYPE_CHECKING:
+    from cydist.launch.hosts import Launchers, Verdict
 
 # A worker that has just printed a traceback may take this long to end, so that the launcher's
 # signal does not hide its exit code.
 SETTLE_SECONDS = 1.0
 # Processes that workers left behind may take this long to end.
 SWEEP_SECONDS = 1.0
+# Host 0's launcher decides within a second. If it does not, this host's ranks end all the same.
+REPORTED_SECONDS = 3.0
+MOST_WORDS = 1 << 16  # characters of a rank's last words that other hosts show
 
 
 class JobStage(enum.Enum):
@@ -43,6 +67,7 @@ class JobStage(enum.Enum):
 
     RUNNING = enum.auto()
     SETTLING = enum.auto()
+    REPORTED = enum.auto()
     STOPPING = enum.auto()
     KILLING = enum.auto()
     SWEEPING = enum.auto()
@@ -62,6 +87,9 @@ class Job:
         self._deadline: float | None = None
         self._now = time.monotonic()
         self._first: Worker | None = None
+        self._told_of: Worker | None = None  # the failure that the other launchers know
+        self._hosts: Launchers | None = None  # of a job over several hosts
+        self._not_met: RendezvousError | None = None  # why the launchers do not meet
         self._selector = selectors.DefaultSelector()
         self._loop_guard = LoopGuard("cydistrun", self._print)
         self._files = ""
@@ -80,11 +108,19 @@ class Job:
         self._files = tempfile.mkdtemp(prefix="cydistrun-")
         try:
             self._logs = self._log_directory()
+            if self.options.nodes > 1:
+                from cydist.launch import hosts  # slow to import, and one host needs none
+
+                self._hosts = hosts.other_launchers(self.options, self._print)
+                self._register(self._hosts.fileno(), self._serve_hosts)
             return self._run_generations()
         except (OSError, RendezvousError) as error:
             self._print(f"cydistrun: {error}\n")
             return 1
         finally:
+            if self._hosts is not None:
+                self._selector.unregister(self._hosts.fileno())
+                self._hosts.close()
             left = kill_descendants(FINAL_WAIT_SECONDS)
             remove_files(self._files)
             if not self.abandoned:
@@ -96,13 +132,15 @@ class Job:
                     console.drain(lifeline, self.options.grace if told else None)
 
     def _run_generations(self) -> int:
+        if self._hosts is not None:
+            return self._run_with_others(self._hosts)
         for number in range(self.options.max_restarts + 1):
-            self._run_generation(number)
+            self._run_generation(number, (self.options.local_size,))
             if self.abandoned or self.stopped_by is not None:
                 break
             if self._first is None:
                 return 0
-            self._print(report(self._first, self._workers))
+            self._print(account(self._first) + aftermath(self._first, self._workers))
             for worker in self._workers:
                 worker.close()
             if number < self.options.max_restarts:
@@ -113,20 +151,109 @@ class Job:
                 self._pause(self.options.restart_delay)
                 if self.abandoned or self.stopped_by is not None:
                     break
-        if self.abandoned:
-            return exit_code(-signal.SIGKILL)
-        if self.stopped_by is not None:
-            return exit_code(-self.stopped_by)
+        if (code := self._interrupted()) is not None:
+            return code
         assert self._first is not None
         assert self._first.code is not None
         return exit_code(self._first.code)
 
-    def _run_generation(self, number: int) -> None:
+    def _interrupted(self) -> int | None:
+        """Return the exit code if a signal or the death of the outer process ended the job."""
+        if self.abandoned:
+            return exit_code(-signal.SIGKILL)
+        return None if self.stopped_by is None else exit_code(-self.stopped_by)
+
+    def _run_with_others(self, hosts: Launchers) -> int:
+        """Run this host's part of a job over several hosts. Host 0's launcher orders each start."""
+        number = 0
+        while True:
+            self._await_order(hosts, number)
+            if self._interrupted() is None and hosts.started == number:
+                self._told_of = None
+                self._run_generation(number, hosts.sizes)
+                self._tell_outcome(hosts)
+            if (code := self._interrupted()) is not None:
+                return code
+            if hosts.finished:
+                return 0
+            assert hosts.verdict is not None
+            self._report_verdict(hosts.verdict)
+            if not hosts.verdict.restart:
+                return hosts.verdict.code
+            number += 1
+            self._print(
+                f"cydistrun: starting all {sum(hosts.sizes)} ranks of {self.options.nodes} hosts "
+                f"again (restart {number} of {self.options.max_restarts})\n"
+            )
+            hosts.tell("ended")
+
+    def _await_order(self, hosts: Launchers, number: int) -> None:
+        """Wait until generation `number` may start, or must not any more.
+
+        Raises RendezvousError if the launchers do not meet.
+        """
+
+        def ordered() -> bool:
+            over = hosts.verdict is not None and not hosts.verdict.restart
+            return hosts.started == number or over or self._not_met is not None
+
+        self._stage, self._deadline = JobStage.SWEEPING, None
+        self._loop(lambda: self._interrupted() is not None or ordered())
+        if self._not_met is not None:
+            raise self._not_met
+
+    def _tell_outcome(self, hosts: Launchers) -> None:
+        """Tell how this host's ranks ended, and wait until those of all hosts have."""
+        if self._interrupted() is not None:
+            return
+        if self._first is None:
+            hosts.tell("done")
+        else:
+            self._tell_failure(hosts)
+        self._stage, self._deadline = JobStage.SWEEPING, None
+        self._loop(
+            lambda: self._interrupted() is not None or hosts.finished or hosts.verdict is not None
+        )
+
+    def _tell_failure(self, hosts: Launchers) -> None:
+        """Tell the other launchers which rank of this host failed first, once."""
+        if self._first is None or self._told_of is not None:
+            return
+        self._told_of = self._first
+        assert self._first.code is not None
+        hosts.tell(
+            "failed",
+            rank=self._first.rank,
+            code=exit_code(self._first.code),
+            text=account(self._first)[-MOST_WORDS:],
+            secondary=blames_another(self._first),
+            ago=time.monotonic() - failed_at(self._first),
+        )
+
+    def _report_verdict(self, verdict: Verdict) -> None:
+        ours = self._told_of if verdict.node == self.options.node_rank else None
+        if ours is None or ours.rank != verdict.rank:
+            ours = None
+            self._print(verdict.text)
+        else:
+            self._print(account(ours))
+        self._print(aftermath(ours, self._workers))
+        for worker in self._workers:
+            worker.close()
+
+    def _serve_hosts(self) -> None:
+        assert self._hosts is not None
+        try:
+            self._hosts.serve()
+        except RendezvousError as error:
+            self._not_met = error  # of a running loop, which goes on after exceptions
+
+    def _run_generation(self, number: int, sizes: tuple[int, ...]) -> None:
         """Start all workers, and return when they and all their descendants have ended."""
         self._stage, self._deadline, self._first = JobStage.RUNNING, None, None
-        generation = new_generation(self.options, number)
+        generation = new_generation(self.options, number, sizes)
         inherited = dict(os.environ)
-        first_rank = self.options.node_rank * self.options.local_size
+        first_rank = generation.first_rank(self.options.node_rank)
         self._workers = [
             Worker(local_rank, first_rank + local_rank)
             for local_rank in range(self.options.local_size)
@@ -162,10 +289,13 @@ class Job:
 
     def _round(self) -> None:
         """Wait until something happens or must happen, and handle it."""
-        ends = (self._now + LONGEST_WAIT, self._deadline, self._hold_back())
+        others = None if self._hosts is None else self._hosts.deadline
+        ends = (self._now + LONGEST_WAIT, self._deadline, self._hold_back(), others)
         first = min(end for end in ends if end is not None)
         events = self._selector.select(max(0.0, first - self._now))
         self._now = time.monotonic()
+        if others is not None and others <= self._now:
+            self._serve_hosts()
         # Ends come before output, since other workers' messages about an end come after it.
         for key, _ in sorted(events, key=lambda event: event[0].fd in self._streams):
             try:
@@ -184,10 +314,24 @@ class Job:
             self._choose()
             self._enter(JobStage.SWEEPING, SWEEP_SECONDS)
             signal_descendants(signal.SIGTERM)
-        elif self._stage is JobStage.RUNNING and any(worker.code for worker in self._workers):
+        elif (
+            self._stage is JobStage.RUNNING
+            and not self.options.keep_going
+            and any(worker.code for worker in self._workers)
+        ):
             self._enter(JobStage.SETTLING, SETTLE_SECONDS)
         if self._stage is JobStage.SETTLING and (
             self._over() or not any(about_to_fail(worker, self._now) for worker in self._workers)
+        ):
+            self._choose()
+            if self._hosts is None:
+                self._stop(signal.SIGTERM)
+            else:
+                self._enter(JobStage.REPORTED, REPORTED_SECONDS)
+                self._tell_failure(self._hosts)
+        if self._stage in (JobStage.RUNNING, JobStage.SETTLING, JobStage.REPORTED) and (
+            (self._hosts is not None and self._hosts.verdict is not None)
+            or (self._stage is JobStage.REPORTED and self._over())
         ):
             self._choose()
             self._stop(signal.SIGTERM)
@@ -236,16 +380,23 @@ class Job:
                 for worker in self._workers:
                     # Not SIGTSTP: it does nothing to processes without a terminal.
                     worker.send(signal.SIGSTOP if number == signal.SIGTSTP else signal.SIGCONT)
-            elif self._stage in (JobStage.RUNNING, JobStage.SETTLING):
+            elif self._stage in (JobStage.RUNNING, JobStage.SETTLING, JobStage.REPORTED):
                 self._print(f"cydistrun: {signal.Signals(number).name}: ending all ranks\n")
                 if self._stage is JobStage.RUNNING:
-                    self.stopped_by = number
+                    self._take_stop(number)
                 self._choose()
                 self._stop(number)
             elif self._stage is JobStage.STOPPING and number == signal.SIGINT:
                 self._kill()
             elif self._stage is JobStage.SWEEPING and self.stopped_by is None:
-                self.stopped_by = number
+                self._take_stop(number)
+
+    def _take_stop(self, number: int) -> None:
+        """Note the signal that ends the job, on all hosts."""
+        self.stopped_by = number
+        if self._hosts is not None:
+            name = signal.Signals(number).name
+            self._hosts.tell("stopped", code=exit_code(-number), signal=name)
 
     def _reap(self, wake: int) -> None:
         """Take the exit status of every child that ended: workers and their orphans."""
@@ -262,6 +413,9 @@ class Job:
             if (worker := running.get(pid)) is not None:
                 worker.code = os.waitstatus_to_exitcode(status)
                 worker.ended = self._now
+                if worker.code and not worker.told and self.options.keep_going:
+                    how = pretty_exit(worker.code)
+                    self._print(f"cydistrun: rank {worker.rank} {how}; the others go on\n")
 
     def _pause(self, seconds: float) -> None:
         """Wait before a restart; a signal ends it."""

@@ -51,6 +51,7 @@ class LaunchOptions(NamedTuple):
     role: str = "default"
     max_restarts: int = 0
     restart_delay: float = 0.1
+    keep_going: bool = False
     grace: float = 5.0  # seconds between the first signal and SIGKILL
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     log_dir: str | None = None
@@ -59,10 +60,6 @@ class LaunchOptions(NamedTuple):
     shown: frozenset[int] | None = None  # local ranks on the console; None: all
     prefix: bool = True
     pass_local_rank: bool = False
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.local_size
 
 
 class Parser(argparse.ArgumentParser):
@@ -155,11 +152,15 @@ def parser() -> Parser:
     end = it.add_argument_group("failures and signals")
     add(
         end, "--max-restarts", type=int, default=0, metavar="N",
-        help="after a failure restart all ranks, up to N times (one host)",
+        help="after a failure restart all ranks of all hosts, up to N times",
     )  # fmt: skip
     add(
         end, "--restart-delay", type=float, default=0.1, metavar="SECONDS",
         help="between a failure and the restart",
+    )  # fmt: skip
+    add(
+        end, "--keep-going", flag=True,
+        help="after a failure let the other ranks go on; the exit code is the failed rank's",
     )  # fmt: skip
     add(
         end, "--shutdown-timeout", type=float, metavar="SECONDS",
@@ -234,10 +235,8 @@ def _resolve(given: argparse.Namespace) -> LaunchOptions:
     ):
         if not value >= 0:
             raise ValueError(f"{name} must not be negative, nor NaN: got {value}")
-    if given.max_restarts and nodes > 1:
-        raise ValueError(
-            "--max-restarts works on one host only: the other hosts would not restart with it"
-        )
+    if given.max_restarts and given.keep_going:
+        raise ValueError("--max-restarts and --keep-going exclude each other")
     everywhere = dict.fromkeys(range(local_size), 3) if given.log_dir else {}
     redirects = which_streams("--redirects", given.redirects, local_size)
     return LaunchOptions(
@@ -253,6 +252,7 @@ def _resolve(given: argparse.Namespace) -> LaunchOptions:
         role=given.role,
         max_restarts=given.max_restarts,
         restart_delay=given.restart_delay,
+        keep_going=given.keep_going,
         grace=given.shutdown_timeout,
         signals=_signals(given.signals_to_handle),
         log_dir=given.log_dir,
@@ -271,11 +271,11 @@ def _nodes(given: argparse.Namespace) -> int:
         nodes = int(low)
         if high and int(high) != nodes:
             raise ValueError(
-                f"--nnodes {given.nnodes}: an elastic number of hosts is not supported, give one "
-                "number"
+                f"--nnodes {given.nnodes}: cydistrun does not support an elastic number of hosts; "
+                f"torchrun does, and its ranks can use cydist: {_for_torchrun(given)}"
             )
     except ValueError as error:
-        if "elastic" in str(error):
+        if high and "elastic" in str(error):
             raise
         raise ValueError(f"--nnodes {given.nnodes!r} is not a number") from None
     if nodes < 1:
@@ -288,6 +288,15 @@ def _nodes(given: argparse.Namespace) -> int:
             "with --nnodes, --node-rank, --master-addr and --master-port"
         )
     return nodes
+
+
+def _for_torchrun(given: argparse.Namespace) -> str:
+    """Return the command line of torchrun that starts this elastic job."""
+    endpoint = f"{given.master_addr or 'HOST'}:{given.master_port or DEFAULT_PORT}"
+    return (
+        f"torchrun --nnodes {given.nnodes} --nproc-per-node {given.nproc_per_node} "
+        f"--max-restarts 3 --rdzv-backend c10d --rdzv-endpoint {endpoint} {given.script}"
+    )
 
 
 def local_world_size(text: str) -> int:
@@ -333,17 +342,29 @@ def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
             port = int(tail)
     if nodes > 1 and not address:
         raise ValueError("several hosts need --master-addr, the address of host 0")
-    if nodes > 1 and not config.INSECURE.is_on() and not os.path.isfile(config.SECRET_FILE.get()):
-        raise ValueError(
-            "several hosts need the same secret: set CYDIST_SECRET_FILE on each to a file of mode "
-            "0600 (openssl rand -hex 32)"
-        )
+    if nodes > 1 and not config.INSECURE.is_on():
+        _check_secret_file(config.SECRET_FILE.get())
     port = port or (DEFAULT_PORT if nodes > 1 else None)
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"--master-port {port} is not in 1..65535")
     if given.standalone:
         return "127.0.0.1", None
     return address.removeprefix("[").removesuffix("]") or "127.0.0.1", port
+
+
+def _check_secret_file(path: str) -> None:
+    if not path:
+        raise ValueError(
+            "several hosts need the same secret: set CYDIST_SECRET_FILE on each to a file of mode "
+            "0600 (openssl rand -hex 32)"
+        )
+    if not os.path.isfile(path):
+        where = "" if os.path.isabs(path) else f" (from {os.getcwd()})"
+        what = "is no regular file" if os.path.exists(path) else "does not exist"
+        raise ValueError(
+            f"CYDIST_SECRET_FILE names {path}{where}, which {what} on this host: copy the job's "
+            "secret there, mode 0600"
+        )
 
 
 def which_streams(option: str, text: str, local_size: int) -> dict[int, int]:

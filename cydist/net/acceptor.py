@@ -29,6 +29,8 @@ MOST_PENDING_PEERS = 256
 GRACE = 0.1  # seconds that every pending peer has, regardless of the number of others
 BACKLOG = 4096  # connections that the kernel queues; a client beyond them waits a second
 
+MOST_REFUSALS = 4  # addresses whose last refusal is kept
+
 _ACCEPTS_AT_ONCE = 16
 _HELLO_BYTES = 4096  # more than the first bytes of TLS that follow a client's answer
 _PAUSE = 0.05  # seconds until the next attempt to get a descriptor
@@ -134,6 +136,9 @@ class Acceptor:
         self._most = (
             MOST_PENDING_PEERS if limit < 0 else max(1, min(MOST_PENDING_PEERS, limit // 4))
         )
+        # Why each address was refused, the latest last, for messages. Unauthenticated clients
+        # cause them, so they are few.
+        self.refusals: dict[str, str] = {}
         self._reopen: float | None = None  # when to listen again; None: listening
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -256,11 +261,20 @@ class Acceptor:
             if not peer.handshake.done:
                 peer.flush()
                 return False
-        except (OSError, DistError):
+        except (OSError, DistError) as error:
+            if isinstance(error, AuthenticationError):
+                self._keep_refusal(peer.handshake.there, str(error))
             self._dismiss(peer)
             return False
         self._forget(peer)
         return True
+
+    def _keep_refusal(self, there: str, why: str) -> None:
+        address = there.rpartition(":")[0]
+        self.refusals.pop(address, None)
+        if len(self.refusals) == MOST_REFUSALS:
+            del self.refusals[next(iter(self.refusals))]
+        self.refusals[address] = why
 
     def _forget(self, peer: PendingPeer) -> None:
         del self._pending_peers[peer.sock]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import socket
 import struct
@@ -25,8 +26,37 @@ _DISCARD = 9  # a port
 # How long a name service may take without a deadline, in seconds.
 PATIENCE = 10.0
 
+# getaddrinfo's error codes for a name that nobody knows, or that has no address.
+NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_FAMILY, socket.EAI_NODATA)
+
 # As getaddrinfo gives them: family, kind, protocol, canonical name, address.
 Resolved = tuple[int, int, int, str, tuple[str, int]]
+
+
+class NameServiceTimeout(TimeoutError):
+    """The name service did not answer in time."""
+
+
+def why_unreachable(host: str, error: Exception) -> str:
+    """Return the text of an error in connecting to `host`, with what may be the reason."""
+    if isinstance(error, NameServiceTimeout):
+        return str(error)
+    if isinstance(error, socket.gaierror):
+        if error.errno in NO_SUCH_NAME:
+            return f"{error}: the name service of this host knows no {host!r}: is it misspelt?"
+        return f"{error}: the name service of this host fails for {host!r}"
+    if isinstance(error, ConnectionRefusedError):
+        return (
+            f"{error}: the host is there, and no process listens on this port yet, or a firewall "
+            "rejects it"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return f"{error}: this host has no route there, the host is off, or a firewall rejects it"
+    if isinstance(error, TimeoutError):
+        return (
+            f"{error}: nothing answers: the host is off, or a firewall drops packets to this port"
+        )
+    return str(error)
 
 
 def chosen_interfaces() -> list[str]:
@@ -165,7 +195,8 @@ def resolve(
 
     deadline   on time.monotonic(); None: in PATIENCE seconds
 
-    Raises OSError when it has none, TimeoutError when the name service does not answer in time.
+    Raises OSError when it has none, NameServiceTimeout when the name service does not answer in
+    time.
     The system's resolver has no deadline, so a thread asks it.
     """
     bare = host.strip("[]")
@@ -188,7 +219,7 @@ def resolve(
     THREADS.run(ask)
     limit = PATIENCE if deadline is None else max(0.0, deadline - time.monotonic())
     if not wait_for(answered, limit):
-        raise TimeoutError(f"the name service did not resolve {host!r} within {limit:.3g} s")
+        raise NameServiceTimeout(f"the name service did not resolve {host!r} within {limit:.3g} s")
     (answer,) = answers
     if isinstance(answer, OSError):
         raise answer

@@ -105,7 +105,9 @@ def _await_all(
     """On rank 0: wait until all ranks are here, and report that, or the missing ranks."""
     all_ranks = [f"here/{rank}" for rank in range(world_size)]
     try:
-        here = ranks_store.multi_get(all_ranks, max(0.0, deadline - time.monotonic()))
+        here = ranks_store.awaited(
+            all_ranks, deadline, lambda seconds: _notice(ranks_store, world_size, seconds)
+        )
     except PeerFailedError as error:
         _apply_verdict(_verdict(ranks_store), world_size, number)  # a rank that timed out has left
         others = [f"here/{rank}" for rank in range(world_size) if rank not in error.ranks]
@@ -118,7 +120,8 @@ def _await_all(
         missing = _missing(ranks_store, world_size)
         if not missing:
             raise
-        raise _failed(ranks_store, missing, world_size, number) from error
+        failed = _failed(ranks_store, missing, world_size, number)
+        raise RendezvousError(f"{failed}{_refused(ranks_store)}", ranks=missing) from error
     _apply_verdict(_verdict(ranks_store), world_size, number)
     asked = [text.partition(b"\n")[2] for text in here]
     if wrong := differences(asked, range(world_size), "rendezvous"):
@@ -128,6 +131,22 @@ def _await_all(
     ranks_store.nonce = name.encode()
     note = f"{world_size} {name}"
     ranks_store.set("job", _COMPLETE + (signed(note, purpose) if purpose else note).encode())
+
+
+def _notice(ranks_store: MembershipStore, world_size: int, seconds: float) -> str:
+    """Return what rank 0 says while it waits."""
+    missing = _missing(ranks_store, world_size)
+    return (
+        f"cydist: rank 0 on {socket.gethostname()} has waited {seconds:.0f} s for rank "
+        f"{ranks_text(missing)}: {world_size - len(missing)} of {world_size} ranks are here"
+        f"{_refused(ranks_store)}"
+    )
+
+
+def _refused(ranks_store: MembershipStore) -> str:
+    """Return which connections the store refused: missing ranks may have made them."""
+    refusals = "; ".join(ranks_store.refusals())
+    return f". A missing rank may be one that was refused: {refusals}" if refusals else ""
 
 
 def _await_verdict(

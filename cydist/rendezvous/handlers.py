@@ -660,6 +660,11 @@ def _tcp(
     name        of this start of the job, if its address does not distinguish it from others
     awaited     the launcher listens there until rank 0 serves
     """
+    if host.strip("[]").lower().startswith("fe80:"):
+        raise ValueError(
+            f"{host} is a link-local address, which belongs to one network interface and not to a "
+            "host: let MASTER_ADDR, or the URL, be another address of rank 0's host, or its name"
+        )
     fd = _launchers_socket(port) if call.rank == 0 and port else None
     try:
         with served_by(0, "rendezvous"):

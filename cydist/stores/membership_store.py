@@ -20,7 +20,7 @@ from cydist.errors import (
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.protocol import Op
 from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
-from cydist.waiting import duration
+from cydist.waiting import WaitNotices, duration
 
 _REPORT_SECONDS = 1.0
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds between two checks of a waiting rank
@@ -195,6 +195,29 @@ class MembershipStore(PrefixStore):
             return self._awaited(self._root, keys, timeout, patience)
         self.wait(keys, timeout)
         return super().multi_get(keys)
+
+    def awaited(
+        self, keys: Sequence[str], deadline: float, notice: Callable[[float], str]
+    ) -> list[bytes]:
+        """Return the values of `keys` as `multi_get` does, and say now and then what is missing.
+
+        notice      returns the text, of the seconds waited so far
+        """
+        notices = WaitNotices()
+        ours = isinstance(_below(self)[0], Store)  # another library's store may raise anything
+        while ours and (pause := notices.left) < (left := deadline - time.monotonic()):
+            try:
+                return self.multi_get(keys, pause, patience=left - pause)
+            except StoreTimeoutError as error:
+                if not error.answered:
+                    raise
+            notices.say_if_due(notice)
+        return self.multi_get(keys, max(0.0, deadline - time.monotonic()))
+
+    def refusals(self) -> tuple[str, ...]:
+        """Return why the store's server refused clients, if it is in this process."""
+        below = _below(self)[0]
+        return below.refusals() if isinstance(below, Store) else ()
 
     def meet(
         self,

@@ -182,6 +182,10 @@ class Store:
         """
         self.close()
 
+    def refusals(self) -> tuple[str, ...]:
+        """Return why the store's server in this process refused clients lately, for messages."""
+        return ()
+
     # A store may notice that a process has ended. Ranks that meet in such a store learn of a death
     # at once; in any other they wait until the timeout.
 

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cydist import config
@@ -33,7 +34,7 @@ from cydist.errors import (
 from cydist.net import auth
 from cydist.net.acceptor import no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
-from cydist.net.interfaces import public_address, resolve
+from cydist.net.interfaces import public_address, resolve, why_unreachable
 from cydist.net.records import HEAD_BYTES, Records
 from cydist.net.silence import peer_timeout, watch_idle
 from cydist.stores.protocol import (
@@ -48,7 +49,7 @@ from cydist.stores.protocol import (
     encode_request,
 )
 from cydist.stores.store import Store, Timeout, Value, as_bytes, store_timeout
-from cydist.waiting import STORE_TIMEOUT, one_wait
+from cydist.waiting import STORE_TIMEOUT, WaitNotices, one_wait
 
 if TYPE_CHECKING:
     from cydist.stores.server_refcount import ServerRefcount
@@ -58,6 +59,7 @@ _GRACE = 0.3  # seconds by which the client's deadline follows the server's
 _CLOSED_LIMIT = 2.0  # seconds of closed connections until the server counts as another service
 _LINGER = 1.0  # seconds for which a server whose rank is done still serves the others
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+_SHORTEST_TRY = 1.0  # seconds that an attempt to connect has, if the deadline is later
 _IDLE_CONNECTIONS = 8
 
 _WORKERS = INTERNAL + b"workers"
@@ -209,6 +211,10 @@ class TCPStore(Store):
     def reports_disconnects(self) -> bool:
         """Return True: the server sees each connection end."""
         return True
+
+    def refusals(self) -> tuple[str, ...]:
+        """Return why this process's server refused clients lately; empty on other users."""
+        return () if self._refcount is None else self._refcount.server.refusals()
 
     def watch(
         self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
@@ -389,10 +395,11 @@ class _Pool:
         started = time.monotonic()
         pause = _FIRST_PAUSE
         failure: Exception | None = None
+        notices = WaitNotices()
         while True:
             try:
                 limit = deadline if patient else min(deadline, started + peer_timeout())
-                return self._connect_once(deadline, limit, awaited)
+                return self._connect_once(deadline, limit, awaited, notices if patient else None)
             except AuthenticationError:
                 raise
             except DistTimeoutError as error:
@@ -426,23 +433,38 @@ class _Pool:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise self._missing(deadline - started, failure)
+            notices.say_if_due(partial(self._notice, failure))
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    def _notice(self, failure: Exception, seconds: float) -> str:
+        return (
+            f"cydist: {socket.gethostname()} (process {os.getpid()}) has waited {seconds:.0f} s "
+            f"for the store at {self.name}: {why_unreachable(self.host, failure)}"
+        )
+
     def _missing(self, seconds: float, failure: Exception) -> StoreTimeoutError:
+        why = with_remedy(failure) if no_descriptor(failure) else ""
+        why = why or why_unreachable(self.host, failure)
         return StoreTimeoutError(
-            f"no store at {self.name}: timeout after {seconds:.3g} s ({with_remedy(failure)}); is "
+            f"no store at {self.name}: timeout after {seconds:.3g} s ({why}); is "
             "the master (rank 0) running, and does this address reach it?",
             answered=False,
         )
 
-    def _connect_once(self, deadline: float, limit: float, awaited: bool) -> _Connection:
-        """Try every address of the host once, each until `limit`."""
+    def _connect_once(
+        self, deadline: float, limit: float, awaited: bool, notices: WaitNotices | None
+    ) -> _Connection:
+        """Try every address of the host once, each until `limit`, and no longer than until the next
+        notice is due."""
         failure: OSError = ConnectionError("the name has no address")
-        for family, kind, protocol, _, address in resolve(self.host, self.port, deadline):
+        until = limit
+        if notices is not None:
+            until = min(limit, time.monotonic() + max(_SHORTEST_TRY, notices.left))
+        for family, kind, protocol, _, address in resolve(self.host, self.port, until):
             sock = socket.socket(family, kind, protocol)
             try:
-                sock.settimeout(one_wait(max(0.001, limit - time.monotonic())))
+                sock.settimeout(one_wait(max(0.001, until - time.monotonic())))
                 sock.connect(address)
                 watch_idle(sock)
                 return _Connection(sock, self._authenticate(sock, deadline, awaited))

@@ -124,6 +124,10 @@ class StoreServer:
         """Return how many connections are not authenticated yet."""
         return len(self._acceptor)
 
+    def refusals(self) -> tuple[str, ...]:
+        """Return why clients were refused lately, one text for each address."""
+        return tuple(self._acceptor.refusals.values())
+
     def abandon(self) -> None:
         """In a forked child, close the descriptors, which the parent goes on using."""
         for connection in list(self._connections):

@@ -31,7 +31,7 @@ def no_outside_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "expected"),
     [
         ("", {"local_size": 1, "nodes": 1, "master_addr": "127.0.0.1", "master_port": None}),
-        ("--nproc-per-node 3", {"local_size": 3, "world_size": 3}),
+        ("--nproc-per-node 3", {"local_size": 3}),
         ("--nproc_per_node=3", {"local_size": 3}),
         ("--nproc=3", {"local_size": 3}),
         ("-n 3", {"local_size": 3}),
@@ -74,7 +74,13 @@ def test_accepted(arguments: str, expected: dict[str, object]) -> None:
     [
         ("--nproc-per-node x", "'x' is not a number, cpu, gpu or auto"),
         ("-n 0", "must be at least 1, got 0"),
-        ("--nnodes 2:4", "an elastic number of hosts is not supported"),
+        (
+            "--nnodes 2:4 -n 3 --master-addr h",
+            "cydistrun does not support an elastic number of hosts; torchrun does, and its ranks "
+            "can use cydist: torchrun --nnodes 2:4 --nproc-per-node 3 --max-restarts 3 "
+            f"--rdzv-backend c10d --rdzv-endpoint h:29500 {SCRIPT}",
+        ),
+        ("--max-restarts 1 --keep-going", "--max-restarts and --keep-going exclude each other"),
         ("--nnodes two", "'two' is not a number"),
         ("--nnodes 0", "must be at least 1"),
         ("--nnodes 2 --standalone", "--standalone means one host"),
@@ -174,7 +180,7 @@ def test_secret_file_for_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("CYDIST_SECRET_FILE", str(tmp_path / "key"))
     monkeypatch.setenv("PET_NNODES", "3")
     options = parse(["--node-rank", "2", "--master-addr", "h", "-n", "2", SCRIPT])
-    assert (options.world_size, options.master_port, options.run_id) == (6, 29500, "none")
+    assert (options.nodes, options.master_port, options.run_id) == (3, 29500, "none")
 
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 3), min_size=1))
@@ -219,3 +225,20 @@ print([name for name in sys.modules if name == "numpy" or name.startswith("cydis
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["key", "{}/key", "{}"])
+def test_a_secret_file_that_is_not_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is named, with the directory where a relative name begins, and not taken for unset."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CYDIST_SECRET_FILE", name.format(tmp_path))
+    with pytest.raises(SystemExit):
+        parse(["--nnodes", "2", "--master-addr", "h", SCRIPT])
+    words = {
+        "key": f"CYDIST_SECRET_FILE names key (from {tmp_path}), which does not exist",
+        "{}/key": f"CYDIST_SECRET_FILE names {tmp_path}/key, which does not exist",
+        "{}": f"CYDIST_SECRET_FILE names {tmp_path}, which is no regular file",
+    }
+    assert words[name] in capsys.readouterr().err

@@ -27,24 +27,6 @@ def test_every_rank_runs_with_its_variables(launcher: Launcher) -> None:
     ]
 
 
-def test_second_node_counts_on(launcher: Launcher, tmp_path: Path) -> None:
-    """On host 1 of 2 with two processes each, the ranks are 2 and 3, at the address given."""
-    key = tmp_path / "key"
-    key.touch(0o600)
-    script = launcher.script(
-        "names = 'RANK LOCAL_RANK WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT'",
-        "print(*[os.environ[name] for name in names.split()], 'CYDIST_SECRET_FD' in os.environ)",
-    )
-    result = launcher.run(
-        "--nnodes=2", "--node-rank=1", "--master-addr=10.1.2.3", "-n", "2", script,
-        env={"CYDIST_SECRET_FILE": str(key)},
-    )  # fmt: skip
-    assert sorted(result.stdout.splitlines()) == [
-        "[2] 2 0 4 1 10.1.2.3 29500 False",
-        "[3] 3 1 4 1 10.1.2.3 29500 False",
-    ]
-
-
 def test_arguments_reach_the_script(launcher: Launcher) -> None:
     """What stands after the script is the script's, options included."""
     script = launcher.script("print(sys.argv[1:])")

@@ -159,7 +159,7 @@ def led(way: str, settings: str, attack: Attack, check: Callable[[Attacker, Job]
     ],
 )
 def test_a_rank_that_was_led_to_him_is_refused(way: str, settings: str) -> None:
-    """He is let through nowhere. Rank 1 ends in words, or meets rank 0 in a file in spite of him."""
+    """He is let through nowhere. Rank 1 ends in words, or meets rank 0 in spite of a file."""
 
     def check(attacker: Attacker, job: Job) -> None:
         check_unharmed(attacker, job, ranks=1 if way in WITH_TORCH else 2)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from cydist import config
 from cydist.errors import DistNetworkError, RendezvousError
 from cydist.net.interfaces import address_towards, boot_id, public_address, resolve
 
@@ -85,6 +87,28 @@ def this_host() -> str:
     with contextlib.suppress(FileNotFoundError):
         boot = boot_id()
     return f"{ascii(socket.gethostname())[1:-1]}/{boot}"  # must be one line
+
+
+def check_reachable(rank: int, here: str, peers: Sequence[Address]) -> None:
+    """Raise RendezvousError if a rank of another host listens on its loopback interface only."""
+    boot = here.rpartition("/")[2]
+    for peer in peers:
+        if not boot or peer.host.rpartition("/")[2] == boot:
+            continue
+        for lane in peer.lanes:
+            if all(_is_loopback(host) for host, _ in lane):
+                name = peer.host.partition("/")[0]
+                raise RendezvousError(
+                    f"rank {peer.rank} on {name} listens on {host_port(lane[0])}, its loopback "
+                    f"interface, where rank {rank} on {here.partition('/')[0]} cannot reach it: "
+                    f"name interfaces that connect the hosts in {config.INTERFACES.names[0]}, or "
+                    "unset it",
+                    ranks=(peer.rank,),
+                )
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")
 
 
 def _lane(*words: str) -> list[SocketAddress]:

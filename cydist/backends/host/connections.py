@@ -149,6 +149,7 @@ class Connections:
                     f"{peer.rank} {len(peer.lanes)}; set {config.INTERFACES.names[0]} alike"
                 )
         here = addresses.this_host()
+        addresses.check_reachable(self._rank, here, peers)
         self.link.share_cores(sum(peer.host == here for peer in peers))
         first = {peer.host: peer.rank for peer in reversed(peers)}
         self.link.know_hosts([first[peer.host] for peer in peers], self._peer_timeout)

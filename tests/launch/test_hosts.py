@@ -1,0 +1,474 @@
+"""Jobs over several hosts: their launchers meet, start together and end together.
+
+All launchers are on this machine. What they know of each other they know from their connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from extra_values import more
+from transport_ranks import free_port
+
+if TYPE_CHECKING:
+    from conftest import Launcher
+
+HERE = socket.gethostname()
+DEADLINE = 60.0
+SUM = (
+    "import numpy as np, cydist as dist",
+    "dist.init_process_group()",
+    "x = np.arange(3.0) + dist.get_rank()",
+    "dist.all_reduce(x)",
+)
+Ended = tuple[int, str, str]
+
+
+class Start(Protocol):
+    """Starts the launcher of one host."""
+
+    def __call__(
+        self,
+        node: int | None,
+        script: str,
+        *options: str,
+        nodes: int = 2,
+        key: str = "key",
+        env: Mapping[str, str] = {},
+        stdin: int | None = None,
+    ) -> subprocess.Popen[bytes]: ...
+
+
+@pytest.fixture
+def start(launcher: Launcher, tmp_path: Path) -> Start:
+    """Launchers of one job, which has a port and a secret of its own; `other` is another secret."""
+    port = free_port()
+    for name in ("key", "other"):
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(secrets.token_hex(32))
+
+    def start(
+        node: int | None,
+        script: str,
+        *options: str,
+        nodes: int = 2,
+        key: str = "key",
+        env: Mapping[str, str] = {},
+        stdin: int | None = None,
+    ) -> subprocess.Popen[bytes]:
+        which = () if node is None else (f"--node-rank={node}",)
+        settings = {"CYDIST_SECRET_FILE": str(tmp_path / key), **env}
+        return launcher.start(
+            f"--nnodes={nodes}", *which, "--master-addr=127.0.0.1", f"--master-port={port}",
+            "--restart-delay=0", *options, script, env=settings, stdin=stdin,
+        )  # fmt: skip
+
+    return start
+
+
+def ends(*processes: subprocess.Popen[bytes]) -> list[Ended]:
+    """Exit code, stdout and stderr of each."""
+    found = []
+    for process in processes:
+        out, err = process.communicate(timeout=DEADLINE)
+        found.append((process.returncode, out.decode(), err.decode()))
+    return found
+
+
+def listens(launcher: Launcher, process: subprocess.Popen[bytes]) -> None:
+    """Wait until host 0's launcher, started like this, listens."""
+    (port,) = re.findall(r"--master-port=(\d+)", " ".join(map(str, process.args)))
+
+    def reached() -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", int(port)), DEADLINE).close()
+            return True
+        return False
+
+    launcher.until(reached)
+
+
+def said(process: subprocess.Popen[bytes], words: str) -> str:
+    """The first line of its stderr with these words."""
+    assert process.stderr is not None
+    seen = ""
+    for line in iter(process.stderr.readline, b""):
+        seen += line.decode()
+        if words in line.decode():
+            return line.decode()
+    raise AssertionError(f"{words!r} is not in {seen!r}")
+
+
+def test_uneven_hosts(launcher: Launcher, start: Start) -> None:
+    """Hosts with 1, 2 and 1 ranks: every rank has its place, and all make one job."""
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+    script = launcher.script(
+        *SUM,
+        f"print(*[os.environ[name] for name in {names.split()}], x.tolist())",
+        "dist.destroy_process_group()",
+    )
+    found = ends(
+        *(start(node, script, f"-n{size}", nodes=3) for node, size in enumerate((1, 2, 1)))
+    )
+    assert [(code, err) for code, _, err in found] == 3 * [(0, "")]
+    assert sorted("".join(out for _, out, _ in found).splitlines()) == [
+        "[0] 0 0 4 1 0 3 [6.0, 10.0, 14.0]",
+        "[1] 1 0 4 2 1 3 [6.0, 10.0, 14.0]",
+        "[2] 2 1 4 2 1 3 [6.0, 10.0, 14.0]",
+        "[3] 3 0 4 1 2 3 [6.0, 10.0, 14.0]",
+    ]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_ends_all_hosts(launcher: Launcher, start: Start, failing: int) -> None:
+    """Ranks of another host that compute end, too. Every launcher names the rank, its host and its
+    last words, and has its exit code."""
+    script = launcher.script(
+        f"if rank == {failing}:",
+        "    print('last words', file=sys.stderr)",
+        "    sys.exit(7)",
+        "pause()",
+    )
+    for code, _, err in ends(start(0, script), start(1, script)):
+        assert code == 7
+        assert re.search(
+            rf"cydistrun: rank {failing} \(local rank 0, pid \d+, host {HERE}\) failed first: exit "
+            rf"code 7\ncydistrun: the last words of rank {failing}:\n    last words\n",
+            err,
+        )
+        assert err.count("failed first") == 1
+    assert launcher.settles() == 0
+
+
+def test_a_consequence_on_host_0_is_not_the_first(launcher: Launcher, start: Start) -> None:
+    """A rank of host 0 that reports the death of another host's rank, and ends sooner, is not
+    named."""
+    for name in ("pid", "raised"):
+        os.mkfifo(launcher.directory / name)
+    script = launcher.script(
+        "class PeerFailedError(Exception): pass",
+        "import atexit, select",
+        "if rank == 1:",
+        "    other = os.pidfd_open(int(open('pid').read()))",
+        "    def slow_end():",
+        "        open('raised', 'w').close()",
+        "        select.select([other], [], [])",
+        "    atexit.register(slow_end)",
+        "    raise ValueError('the cause')",
+        "with open('pid', 'w') as file: file.write(str(os.getpid()))",
+        "open('raised').close()",
+        "raise PeerFailedError('rank 1 is gone')",
+    )
+    for code, _, err in ends(start(0, script), start(1, script)):
+        assert code == 1
+        assert "cydistrun: rank 1 (local rank 0" in err
+        assert "    ValueError: the cause\n" in err
+        assert err.count("failed first") == 1
+
+
+def test_a_failure_that_only_blames_others_ends_the_job(launcher: Launcher, start: Start) -> None:
+    """Where no rank fails by itself, the one that blames another is named after all."""
+    script = launcher.script("if rank: raise RuntimeError('PeerFailedError: a guess')", "pause()")
+    for code, _, err in ends(start(0, script), start(1, script)):
+        assert code == 1
+        assert "cydistrun: rank 1 (local rank 0" in err
+
+
+def test_restarts_are_of_all_hosts(launcher: Launcher, start: Start) -> None:
+    """After a failure on one host the ranks of all start again as one job; one that had ended well
+    does, too."""
+    script = launcher.script(
+        *SUM,
+        "count = os.environ['CYDIST_RESTART_COUNT']",
+        "print(count, x.tolist(), flush=True)",
+        "dist.destroy_process_group()",
+        "sys.exit(5 if count == str(rank - 1) else 0)",
+    )
+    options = ("--max-restarts=3",)
+    found = ends(start(0, script, "-n2", *options), start(1, script, *options))
+    assert [code for code, _, _ in found] == [0, 0]
+    for _, _, err in found:
+        again = re.findall(r"starting all 3 ranks of 2 hosts again \(restart (\d) of 3\)", err)
+        assert again == ["1", "2"]
+        assert re.findall(r"rank (\d) \(.*failed first", err) == ["1", "2"]
+    out = "".join(out for _, out, _ in found)
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] {count} [3.0, 6.0, 9.0]" for rank in range(3) for count in range(3)
+    ]
+
+
+def test_restarts_end(launcher: Launcher, start: Start) -> None:
+    """After the last one the job has failed, on every host."""
+    script = launcher.script("sys.exit(6 * rank)")
+    for code, _, err in ends(*(start(node, script, "--max-restarts=1") for node in range(2))):
+        assert code == 6
+        assert err.count("rank 1 (local rank 0") == 2
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_lost_launcher_ends_the_job(launcher: Launcher, start: Start, killed: int) -> None:
+    """Where a host's launcher is killed, that of the other says so, and ends its ranks."""
+    script = launcher.script("ready()", "pause()")
+    hosts = [start(node, script, "--max-restarts=1") for node in range(2)]
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    hosts[killed].kill()
+    ((code, _, err),) = ends(hosts[1 - killed])
+    assert code == 1
+    assert re.search(rf"cydistrun: host {killed}.* was lost, or its launcher killed", err)
+    assert f"rank {1 - killed} did not fail and had to end with it" in err
+    assert launcher.settles() == 0
+
+
+@pytest.mark.parametrize("told", [1, *more(0)])
+def test_a_signal_ends_all_hosts(launcher: Launcher, start: Start, told: int) -> None:
+    """A launcher that is told to end ends the job, and the other says which it was."""
+    script = launcher.script("ready()", "pause()")
+    hosts = [start(node, script, "--max-restarts=1") for node in range(2)]
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    hosts[told].terminate()
+    found = ends(*hosts)
+    assert [code for code, _, _ in found] == [143, 143]
+    assert f"host {told} ({HERE}) was told to end by SIGTERM" in found[1 - told][2]
+
+
+@pytest.mark.parametrize("node", [0, *more(1)])
+def test_a_signal_ends_the_wait_for_hosts(launcher: Launcher, start: Start, node: int) -> None:
+    """A launcher that waits for others ends when told, and starts nothing."""
+    process = start(node, launcher.script("print('started')"))
+    if node:
+        said(process, "has waited")
+    else:
+        listens(launcher, process)
+    process.terminate()
+    assert ends(process)[0][:2] == (143, "")
+
+
+def test_a_node_rank_given_twice(launcher: Launcher, start: Start) -> None:
+    """Both sides are told, at once. The launcher that came first stays, and the job starts when the
+    right one has come."""
+    script = launcher.script("pass")
+    hosts = [start(node, script, nodes=3) for node in range(2)]
+    words = f"--node-rank 1 was given twice: on {HERE}, and on {HERE}, which was refused"
+    second = start(1, script, nodes=3)
+    # Either of the two may have come first.
+    assert words in said(hosts[0], "given twice")
+    hosts.append(start(2, script, nodes=3))
+    refused, *others = sorted(ends(*hosts, second), key=lambda each: -each[0])
+    assert (refused[0], [code for code, _, _ in others]) == (1, [0, 0, 0])
+    assert words in refused[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--max-restarts=2",), f"--max-restarts is 2 on {HERE} and 0 on {HERE} (host 0)"),
+        pytest.param(
+            ("--keep-going",),
+            f"--keep-going is True on {HERE} and False on {HERE} (host 0)",
+            marks=pytest.mark.more,
+        ),
+    ],
+)
+def test_options_that_differ(
+    launcher: Launcher, start: Start, options: tuple[str, ...], words: str
+) -> None:
+    """What must be equal on all hosts is compared before anything starts."""
+    script = launcher.script("print('started')")
+    host, other = start(0, script), start(1, script, *options)
+    assert words in said(host, "give the same")
+    ((code, out, err),) = ends(other)
+    assert (code, out) == (1, "")
+    assert words in err
+
+
+def test_a_forgotten_node_rank(launcher: Launcher, start: Start) -> None:
+    """Two launchers that both are host 0: the second says what to give."""
+    script = launcher.script("pass")
+    listens(launcher, start(0, script))
+    ((code, _, err),) = ends(start(None, script))
+    assert code == 1
+    assert "in use by another process" in err
+    assert "This launcher is host 0: on other hosts, give --node-rank" in err
+
+
+def test_what_is_missing_is_said_on_both_sides(launcher: Launcher, start: Start) -> None:
+    """Host 0's launcher says which hosts have not come and whom it refused, and tells those that
+    have. One with another secret ends at once, and says why."""
+    script = launcher.script("print('started')")
+    early = start(1, script, nodes=3)
+    words = said(early, "has waited")
+    assert f"cydistrun: host 1 ({HERE}) has waited 3 s for host 0's launcher at 127.0.0.1:" in words
+    assert "Connection refused: the host is there, and no process listens" in words
+    host = start(0, script, nodes=3)
+    outsider = start(2, script, nodes=3, key="other")
+    ((code, out, err),) = ends(outsider)
+    assert (code, out) == (1, "")
+    assert "do not share one secret" in err
+    for each in (host, early):
+        line = said(each, "host 0 (")
+        assert "host 2 has not come, 2 of 3 hosts are here. Refused: " in line
+        assert "do not share one secret" in line
+
+
+SURVIVORS = (
+    *SUM,
+    "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)",
+    "try:",
+    "    while True: dist.all_reduce(x)",
+    "except dist.DistError:",
+    "    dist.shrink_group()",
+    "x = np.ones(1)",
+    "dist.all_reduce(x)",
+    "print('survived', x.tolist(), flush=True)",
+    "dist.destroy_process_group()",
+)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (1, 2), *more((2, 1))], ids=str)
+def test_survivors_go_on(launcher: Launcher, start: Start, sizes: tuple[int, ...]) -> None:
+    """With --keep-going a dead rank ends no other, on any host, and is named at the end. The exit
+    code is that of the dead rank."""
+    script = launcher.script(*SURVIVORS)
+    if len(sizes) == 1:
+        found = ends(launcher.start("-n3", "--keep-going", script))
+    else:
+        found = ends(
+            *(start(node, script, f"-n{size}", "--keep-going") for node, size in enumerate(sizes))
+        )
+    assert [code for code, _, _ in found] == len(sizes) * [137]
+    out = "".join(out for _, out, _ in found)
+    assert sorted(out.splitlines()) == ["[0] survived [2.0]", "[2] survived [2.0]"]
+    for _, _, err in found:
+        assert "rank 1 (local rank" in err
+        assert "failed first: killed by SIGKILL (9)" in err
+    assert "cydistrun: rank 1 killed by SIGKILL (9); the others go on\n" in "".join(
+        err for _, _, err in found
+    )
+
+
+@pytest.mark.parametrize("killed", [0, *more(1)])
+def test_keep_going_without_a_launcher(launcher: Launcher, start: Start, killed: int) -> None:
+    """With --keep-going the loss of a host's launcher is said, and ends no rank of the other."""
+    script = launcher.script("ready()", "sys.stdin.readline()", "print('went on')")
+    hosts = [start(node, script, "--keep-going", stdin=subprocess.PIPE) for node in range(2)]
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    hosts[killed].kill()
+    said(hosts[1 - killed], "was lost, or its launcher killed")
+    out, _ = hosts[1 - killed].communicate(b"\n", timeout=DEADLINE)
+    assert (hosts[1 - killed].returncode, out) == (1, b"[%d] went on\n" % (1 - killed))
+
+
+def test_the_secret_stays_in_its_file(launcher: Launcher, start: Start) -> None:
+    """Ranks of several hosts find no pipe with a secret, and the address and port that the user
+    gave."""
+    script = launcher.script(
+        "print(*[os.environ[name] for name in ('MASTER_ADDR', 'MASTER_PORT')],",
+        "      *[name in os.environ for name in ('CYDIST_SECRET_FD', 'CYDIST_STORE_PORT')])",
+    )
+    hosts = [start(node, script) for node in range(2)]
+    (port,) = re.findall(r"--master-port=(\d+)", " ".join(map(str, hosts[0].args)))
+    found = ends(*hosts)
+    assert [out for _, out, _ in found] == [
+        f"[{rank}] 127.0.0.1 {port} False False\n" for rank in range(2)
+    ]
+
+
+def test_launchers_encrypt(launcher: Launcher, start: Start) -> None:
+    """With CYDIST_ENCRYPT=1 on all hosts the job works, launchers included; on one of two, both
+    sides are told."""
+    script = launcher.script("sys.exit(4 * rank)")
+    on = {"CYDIST_ENCRYPT": "1"}
+    found = ends(start(0, script, env=on), start(1, script, env=on))
+    assert [code for code, _, _ in found] == [4, 4]
+    host = start(0, script, env=on)
+    ((code, _, err),) = ends(start(1, script))
+    assert code == 1
+    assert "CYDIST_ENCRYPT is 1 there and 0 here" in err
+    assert "CYDIST_ENCRYPT is 0 there and 1 here" in said(host, "has waited")
+
+
+def test_a_secret_that_others_can_read(launcher: Launcher, start: Start, tmp_path: Path) -> None:
+    """Is refused by the launcher, before anything starts."""
+    (tmp_path / "key").chmod(0o644)
+    ((code, out, err),) = ends(start(0, launcher.script("print('started')")))
+    assert (code, out) == (1, "")
+    assert "chmod 600" in err
+
+
+@pytest.fixture
+def two_networks() -> Iterator[list[str]]:
+    """Two network namespaces with a link between them, 10.213.7.1 and 10.213.7.2."""
+    names = [f"cydist-{os.getpid()}-{node}" for node in range(2)]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=DEADLINE)
+
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("no network namespaces: they need root and ip")
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip(
+                "link",
+                "add",
+                "one",
+                "netns",
+                names[0],
+                "type",
+                "veth",
+                "peer",
+                "one",
+                "netns",
+                names[1],
+            )
+            for node, name in enumerate(names):
+                for words in (f"addr add 10.213.7.{node + 1}/24 dev one", "link set one up"):
+                    ip("-n", name, *words.split())
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces: {error.stderr.decode()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE)
+
+
+@pytest.mark.long
+def test_a_host_that_is_cut_off(
+    launcher: Launcher, two_networks: list[str], tmp_path: Path
+) -> None:
+    """Each of two launchers whose link goes down says that the other host was lost, and ends its
+    ranks, though these compute."""
+    (tmp_path / "key").touch(0o600)
+    (tmp_path / "key").write_text(secrets.token_hex(32))
+    script = launcher.script("ready()", "pause()")
+    program = f"env CYDIST_SECRET_FILE=key {sys.executable} -m cydist.launch"
+    hosts = [
+        launcher.start_shell(
+            f"exec ip netns exec {name} {program} --nnodes=2 --node-rank={node} "
+            f"--master-addr=10.213.7.1 {script}"
+        )
+        for node, name in enumerate(two_networks)
+    ]
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    subprocess.run(["ip", "-n", two_networks[0], "link", "set", "one", "down"], check=True)
+    for node, (code, _, err) in enumerate(ends(*hosts)):
+        assert code == 1
+        assert re.search(rf"cydistrun: host {1 - node}.* was lost, or its launcher killed", err)
+    assert launcher.settles() == 0
