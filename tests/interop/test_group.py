@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -160,12 +161,18 @@ def test_callbacks_may_communicate(shared: Job) -> None:
 
 @pytest.mark.parametrize("shared", [2, 3], ids="{} ranks".format, indirect=True)
 def test_callbacks_do_not_record_gradients(shared: Job) -> None:
-    """Grad mode belongs to a thread; callbacks run on one where it is off. (One rank is done at
-    once, on its own thread.)"""
+    """Grad mode belongs to a thread; callbacks run on one where it is off. (Those of a future that
+    is done already run on the thread that adds them.)"""
+    added = threading.Event()
 
     def body(group: Any) -> bool:
+        if group.rank() == 1:
+            assert added.wait(SECONDS)
         future = group.allreduce([torch.ones(1)]).get_future()
-        return bool(future.then(lambda _: torch.is_grad_enabled()).wait())
+        callback = future.then(lambda _: torch.is_grad_enabled())
+        if group.rank() == 0:
+            added.set()
+        return bool(callback.wait()) and group.rank() == 0
 
     assert shared.run(body) == [False] * shared.size
 

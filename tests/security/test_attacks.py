@@ -154,7 +154,7 @@ def led(way: str, settings: str, attack: Attack, check: Callable[[Attacker, Job]
     [
         "port",
         "file",
-        pytest.param("torchrun", marks=pytest.mark.slow),
+        pytest.param("torchrun", marks=pytest.mark.more),
         pytest.param("bridge", marks=LONG),
     ],
 )

@@ -91,9 +91,10 @@ def this_host() -> str:
 
 def check_reachable(rank: int, here: str, peers: Sequence[Address]) -> None:
     """Raise RendezvousError if a rank of another host listens on its loopback interface only."""
-    boot = here.rpartition("/")[2]
+    boot = here.partition("/")[2]
     for peer in peers:
-        if not boot or peer.host.rpartition("/")[2] == boot:
+        theirs = peer.host.partition("/")[2]
+        if not boot or theirs in ("", boot):  # "": a host whose kernel does not tell
             continue
         for lane in peer.lanes:
             if all(_is_loopback(host) for host, _ in lane):
