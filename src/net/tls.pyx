@@ -279,14 +279,17 @@ cdef ssize_t tls_write(Tls *t, const char *first, size_t first_bytes, const char
     # A frame's header and its first bytes share a record; the rest is sealed where it lies.
     of_second = min(second_bytes, RECORD_BYTES - first_bytes)
     memcpy(start, first, first_bytes)
-    memcpy(start + first_bytes, second, of_second)
+    if of_second != 0:          # else `second` may be NULL
+        memcpy(start + first_bytes, second, of_second)
     taken = first_bytes + of_second
     if not seal(t, start, taken):
         return TLS_ENDED
-    of_second = min(second_bytes - of_second, <size_t>SEALED_AT_ONCE)
-    if not seal(t, second + (taken - first_bytes), of_second):
-        return TLS_ENDED
-    taken += of_second
+    if of_second != second_bytes:
+        second += of_second
+        of_second = min(second_bytes - of_second, <size_t>SEALED_AT_ONCE)
+        if not seal(t, second, of_second):
+            return TLS_ENDED
+        taken += of_second
     if not flush(t):
         return TLS_ENDED
     t.withheld = t.filled != 0
