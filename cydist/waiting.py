@@ -23,10 +23,8 @@ STORE_TIMEOUT = timedelta(seconds=300)  # of a store that a program creates
 LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds, deadlines still fit into 64 bits
 LONGEST_WAIT = 3600.0  # seconds of one wait, which fit every system's clock
 
-FIRST_NOTICE, NEXT_NOTICE = (
-    3.0,
-    30.0,
-)  # seconds until a wait of the job's start says what is missing
+# Seconds until a wait of the job's start says what is missing, and until it says so again.
+FIRST_NOTICE, NEXT_NOTICE = 3.0, 30.0
 
 FIRST_REST, LONGEST_REST = 0.01, 0.1  # seconds of rest after a round that raised
 MOST_IN_A_ROW = 100  # failing rounds in a row, about ten seconds, after which a thread ends

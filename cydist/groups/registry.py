@@ -305,8 +305,9 @@ def _check_one_host(name: str, options: BackendOptions) -> None:
     if away:
         ranks = ", ".join(str(options.global_ranks_in_group[rank]) for rank in away)
         raise UnsupportedError(
-            f"{config.ENCRYPT.names[0]}=1: backend {name!r} does not encrypt what it sends to "
-            f"other hosts, where ranks {ranks} are: use backend 'tcp', or unset the variable where "
+            f"{config.ENCRYPT.names[0]}=1: backend {name!r} does not encrypt what rank "
+            f"{options.global_ranks_in_group[options.group_rank]} sends to other hosts, where "
+            f"ranks {ranks} are: use backend 'tcp', or unset the variable where "
             "the network is trusted",
             group=options.group_id,
         )

@@ -26,7 +26,7 @@ _DISCARD = 9  # a port
 # How long a name service may take without a deadline, in seconds.
 PATIENCE = 10.0
 
-# getaddrinfo's error codes for a name that nobody knows, or that has no address.
+# getaddrinfo's error codes for a name that is not known, or that has no address.
 NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_FAMILY, socket.EAI_NODATA)
 
 # As getaddrinfo gives them: family, kind, protocol, canonical name, address.

@@ -173,10 +173,9 @@ def slurm_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | 
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     if first is None:
         return None
+    host = re.sub(r"\[([^\]\[,-]+)[^\]]*\]", r"\1", first[0])
     number = int.from_bytes(hashlib.sha256(job_id(environ).encode()).digest()[:4], "big")
-    return re.sub(r"\[([^\]\[,-]+)[^\]]*\]", r"\1", first[0]), _SLURM_PORTS[
-        number % len(_SLURM_PORTS)
-    ]
+    return host, _SLURM_PORTS[number % len(_SLURM_PORTS)]
 
 
 def _server_id(names: tuple[str, ...]) -> str:

@@ -367,8 +367,8 @@ class _Pool:
         return ended, rest
 
     def close(self, *, ended: bool = False) -> None:
-        """Close all connections; without a goodbye if the process has ended, or gives up because it
-        lost a connection."""
+        """Close all connections; without a departure notice if the process has ended, or gives up
+        because it lost a connection."""
         with self._lock:
             self._closed = True
             for connection in self._idle:

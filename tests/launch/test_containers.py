@@ -172,7 +172,7 @@ def test_the_reason_can_be_asked_for(secret_file: Path) -> None:
 
 
 def test_a_name_that_comes_late(tmp_path: Path, secret_file: Path) -> None:
-    """A host's name that nobody knows yet is looked up again: pods start before their names."""
+    """A host's name that is not known yet is looked up again: pods start before their names."""
     port = str(free_port())
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")

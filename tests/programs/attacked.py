@@ -50,7 +50,7 @@ def check(name: str, got: object, expected: object) -> None:
 def await_file(path: str) -> None:
     until = time.monotonic() + 60
     while not os.path.exists(path):
-        assert time.monotonic() < until, f"nobody made {path}"
+        assert time.monotonic() < until, f"{path} was not made"
         time.sleep(0.005)
 
 

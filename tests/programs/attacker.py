@@ -228,7 +228,7 @@ class Tampering:
 
 
 def as_record(body: bytes) -> bytes:
-    """A record whose tags nobody made."""
+    """A record whose tags were made with no key."""
     return struct.pack("<I", len(body)) + bytes(8) + body + bytes(RECORD_TAG)
 
 

@@ -154,7 +154,7 @@ def test_a_store_of_another_secret_is_an_error_before_the_deadline() -> None:
 
 def forged() -> dict[str, Callable[[int], str]]:
     """Notes that rank 0 of this job did not write for this purpose, each with an address at which
-    nobody answers: to believe it would be to wait for the timeout."""
+    nothing answers: to believe it would be to wait for the timeout."""
 
     def of_another_secret(port: int) -> str:
         ours = auth.secret()

@@ -92,7 +92,7 @@ def blocked_port() -> Iterator[int]:
 
 
 def test_a_blocked_port(capsys: pytest.CaptureFixture[str], blocked_port: int) -> None:
-    """A port that answers nothing is told apart from one where nobody listens, long before the
+    """A port that answers nothing is told apart from one without a listener, long before the
     timeout."""
     with pytest.raises(StoreTimeoutError, match="a firewall drops packets"):
         TCPStore(HOST, blocked_port, timeout=1.5)

@@ -90,7 +90,7 @@ def took_the_port(job: Job, attacker: Attacker, attack: Attack) -> None:
 def in_torchruns_store(
     job: Job, attacker: Attacker, attack: Attack, module: str = "cydist"
 ) -> None:
-    """torchrun: he overwrites rank 0's address in its store, which asks nobody for anything."""
+    """torchrun: he overwrites rank 0's address in its store, which asks for no proof."""
     port = free_port()
     job.allow("gate.0")
     job.start(

@@ -297,7 +297,7 @@ def test_a_backend_that_does_not_encrypt_is_refused_over_hosts(
         assert sorted(made) == [0, 1]
     else:
         assert made == []
-        assert "backend 'some' does not encrypt" in said[0]
+        assert "backend 'some' does not encrypt what rank 4 sends" in said[0]
         assert "where ranks 7 are" in said[0]
         assert "where ranks 4 are" in said[1]
 
@@ -317,7 +317,7 @@ class Listener(Proxy):
 
 @pytest.mark.parametrize("encrypts", [True, False])
 def test_reports_are_not_on_the_wire(monkeypatch: pytest.MonkeyPatch, encrypts: bool) -> None:
-    """A rank that asks another what it is doing hears it, and nobody on the path does."""
+    """A rank that asks another what it is doing hears it, and a relay on the path does not."""
     monkeypatch.setenv("CYDIST_ENCRYPT", str(int(encrypts)))
     monkeypatch.setenv("CYDIST_NAT", "1")  # for the proxy
     with (
@@ -488,7 +488,7 @@ def exchange(made: Wire, frames: int) -> None:
 
 @pytest.mark.usefixtures("every_thousand")
 def test_keys_change_while_frames_pass(wire: Callable[..., Wire]) -> None:
-    """After every thousand records the sender takes a new key, and nobody notices."""
+    """After every thousand records the sender takes a new key, and all records are opened."""
     made = wire()
     exchange(made, 3500)
     # A frame is a record of 5 bytes, the header, one byte of type and a tag; what is more are the
