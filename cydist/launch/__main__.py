@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from cydist.launch.job import run_job
 from cydist.launch.options import parse
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     or 128 plus the number of the signal that ended that rank or this launcher.
     """
     options = parse(sys.argv[1:] if argv is None else argv)
-    return run_supervised(lambda lifeline: run_job(options, lifeline), options.signals)
+    return run_supervised(partial(run_job, options), options.signals)
 
 
 if __name__ == "__main__":

@@ -76,8 +76,9 @@ class JobStage(enum.Enum):
 class Job:
     """All workers of this host, from the first start to the last end."""
 
-    def __init__(self, options: LaunchOptions) -> None:
+    def __init__(self, options: LaunchOptions, files: str) -> None:
         self.options = options
+        self._files = files  # directory of what ranks leave for the launcher
         self.stopped_by: int | None = None  # the first signal that the launcher received
         self.abandoned = False  # the outer process is dead
         self._consoles = consoles()
@@ -92,7 +93,6 @@ class Job:
         self._not_met: RendezvousError | None = None  # why the launchers do not meet
         self._selector = selectors.DefaultSelector()
         self._loop_guard = LoopGuard("cydistrun", self._print)
-        self._files = ""
         self._logs = ""
 
     def run(self, lifeline: int) -> int:
@@ -105,7 +105,6 @@ class Job:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self._register(lifeline, lambda: self._on_lifeline(lifeline))
         self._register(wake, lambda: self._reap(wake))
-        self._files = tempfile.mkdtemp(prefix="cydistrun-")
         try:
             self._logs = self._log_directory()
             if self.options.nodes > 1:
@@ -514,6 +513,7 @@ class Job:
                 worker.logs[stream] = LogFile(os.path.join(directory, f"{name}.log"))
 
 
-def run_job(options: LaunchOptions, lifeline: int) -> int:
-    """Run a job below this process, and return the exit code."""
-    return Job(options).run(lifeline)
+def run_job(options: LaunchOptions, lifeline: int, files: str) -> int:
+    """Run a job below this process, with its files in the directory `files`, and return the exit
+    code."""
+    return Job(options, files).run(lifeline)

@@ -1,6 +1,6 @@
 """Find this process's descendants on Linux, and end them all.
 
-Both halves of the launcher are subreapers: a process whose parent dies becomes their child, even if
+The launcher's processes are subreapers: a process whose parent dies becomes their child, even if
 it moved to another session or group. So it is found here and cannot be left behind.
 """
 
@@ -17,7 +17,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+# Of /proc/PID/stat, after the name: where the memory of the arguments begins and ends.
+_ARGUMENTS = slice(45, 47)
 
 
 @cache  # made before the first fork, because each child would copy its memory
@@ -40,6 +43,21 @@ def die_with(parent: int) -> None:
     _prctl()(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
+
+
+def rename(name: str, command_line: str) -> None:
+    """Give this process another name and command line, as `ps` and `pkill` see them.
+
+    The name has at most 15 bytes. The command line is cut to the length of the present one.
+    """
+    import ctypes
+
+    _prctl()(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    # The kernel shows the memory that held the arguments at the start. The interpreter has copies.
+    start, end = (int(field) for field in _stat_fields("self")[_ARGUMENTS])
+    if 0 < start < end:  # 0: a kernel that hides it
+        room = end - start
+        ctypes.memmove(start, command_line.encode()[: room - 1].ljust(room, b"\0"), room)
 
 
 class Process(NamedTuple):
@@ -85,14 +103,19 @@ def pidfd(pid: int) -> int | None:
         return None
 
 
+def _stat_fields(pid: int | str) -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name. Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        text = file.read()
+    # The name is in parentheses and may itself contain parentheses and spaces.
+    return text[text.rindex(b")") + 2 :].split()
+
+
 def _read(pid: int) -> Process | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        fields = _stat_fields(pid)
     except OSError:
         return None
-    # The name is in parentheses and may itself contain parentheses and spaces.
-    fields = text[text.rindex(b")") + 2 :].split()
     return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
 
 

@@ -1,8 +1,13 @@
-"""Two processes that guard each other, so that no death of either leaves workers behind.
+"""Three processes, any one of which ends the job when the other two are killed.
 
-The outer process forwards signals, as bytes, through the lifeline: a pipe whose end of file tells
-the inner process that the outer one is dead. The inner process has a session of its own. So signals
-that a terminal or a shell sends to the whole job, SIGKILL included, reach the outer process only.
+    outer process -> guard -> inner process -> workers
+
+Each is the parent of the next. The outer process forwards signals, as bytes, through the lifeline:
+a pipe whose end of file tells the inner process that the outer one is dead. The guard only waits
+for the inner process, and ends what that one left behind. It has another name and command line than
+the other two, so that who kills those by name or pattern misses it. Guard and inner process have
+sessions of their own. So signals that a terminal or a shell sends to the whole job, SIGKILL
+included, reach the outer process only.
 """
 
 from __future__ import annotations
@@ -12,9 +17,12 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
+from typing import NoReturn
 
+from cydist.launch.failures import remove_files
 from cydist.launch.processes import (
     become_subreaper,
     exit_code,
@@ -22,6 +30,7 @@ from cydist.launch.processes import (
     own_children,
     pidfd,
     pretty_exit,
+    rename,
 )
 
 # How long the end may take if processes cannot be killed (uninterruptible waits).
@@ -34,18 +43,20 @@ def ignore_signal(number: int, frame: FrameType | None) -> None:
     it."""
 
 
-def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
-    """Run `inner(lifeline)` in a child, wait for it, and return its result, the exit code.
+def run_supervised(inner: Callable[[int, str], int], signals: Sequence[int]) -> int:
+    """Run `inner(lifeline, files)` in a child of the guard, and return its result, the exit code.
 
     Call it while this process has one thread. Each of `signals` is forwarded as one byte in
     `lifeline`. Signals that are ignored now (nohup, shells' background jobs) stay ignored here and
-    in all children. SIGTSTP (Ctrl-Z) is forwarded too, and SIGCONT after it.
+    in all children. SIGTSTP (Ctrl-Z) is forwarded too, and SIGCONT after it. `files` is a new
+    directory, which is removed at the end. Raises OSError if none can be made.
     """
     forwarded = {
         number
         for number in (*signals, signal.SIGTSTP)
         if signal.getsignal(number) != signal.SIG_IGN
     }
+    files = tempfile.mkdtemp(prefix="cydistrun-")
     # A shell that replaced itself by this program (exec) may have left children here.
     outsiders = own_children()
     become_subreaper()
@@ -62,31 +73,58 @@ def run_supervised(inner: Callable[[int], int], signals: Sequence[int]) -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for fd in (forward, wake_read, wake_write):
-                os.close(fd)
-            os.setsid()
-            become_subreaper()
-            code = inner(lifeline)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            kill_descendants(FINAL_WAIT_SECONDS)
-        finally:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.flush()
-            os._exit(code)
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for fd in (forward, wake_read, wake_write):
+            os.close(fd)
+        _run_in_child(lambda: _guard(inner, lifeline, files))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(lifeline)
-    code = _forward_until_exit(child, wake_read, forward, forwarded)
-    if code < 0:
-        _print(f"cydistrun: the launcher's inner process was {pretty_exit(code)}; the job is over")
-        left = kill_descendants(FINAL_WAIT_SECONDS, besides=outsiders)
-    if code < 0 and left:
+    status = _forward_until_exit(child, wake_read, forward, forwarded)
+    return _clear("guard", status, files, besides=outsiders)
+
+
+def _run_in_child(run: Callable[[], int]) -> NoReturn:
+    """In a new process: call `run` in a session of its own, and exit with its result."""
+    code = 1
+    try:
+        os.setsid()
+        become_subreaper()
+        code = run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        kill_descendants(FINAL_WAIT_SECONDS)
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _guard(inner: Callable[[int, str], int], lifeline: int, files: str) -> int:
+    """Run the inner process to its end, and return its exit code."""
+    child = os.fork()
+    if child == 0:
+        _run_in_child(lambda: inner(lifeline, files))
+    os.close(lifeline)
+    rename("job-guard", f"guard of process {os.getppid()}")
+    _, status = os.waitpid(child, 0)
+    return _clear("inner process", os.waitstatus_to_exitcode(status), files)
+
+
+def _clear(who: str, status: int, files: str, *, besides: Collection[int] = ()) -> int:
+    """End what is left of the job after the exit of this process's child; return the exit code.
+
+    status      of the child, as subprocess gives it
+    besides     children of this process that are none of the job's
+    """
+    # A child that was not killed has done this itself.
+    left = kill_descendants(FINAL_WAIT_SECONDS, besides=besides) if status < 0 else []
+    remove_files(files)
+    if status < 0:
+        _print(f"cydistrun: the launcher's {who} was {pretty_exit(status)}; the job is over")
+    if left:
         _print(f"cydistrun: these processes cannot be killed: {', '.join(map(str, left))}")
-    return exit_code(code)
+    return exit_code(status)
 
 
 def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,27 +117,89 @@ FAMILY = (
 )
 
 
-@pytest.mark.parametrize("victim", ["launcher", "inner process", "job", "worker"])
-def test_sigkill_leaves_nothing(launcher: Launcher, victim: str) -> None:
-    """A rank that is killed with SIGKILL, no process of the job is left, daemons included."""
-    process = launcher.start("-n", "2", "--shutdown-timeout", "0.1", launcher.script(*FAMILY))
-    workers = launcher.wait_ready(process, 6)
-    inner = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
-    leaders = Path(f"/proc/{inner}/task/{inner}/children").read_text().split()
-    assert launcher.settles(8) == 8
-    match victim:
-        case "launcher":
-            process.kill()
-        case "inner process":
-            os.kill(inner, signal.SIGKILL)
-        case "job":
-            os.killpg(process.pid, signal.SIGKILL)
-        case "worker":
-            assert int(leaders[0]) in workers
-            os.kill(int(leaders[0]), signal.SIGKILL)
+def child_of(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def halves(process: subprocess.Popen[bytes]) -> dict[str, int]:
+    """The pids of the launcher's processes."""
+    guard = child_of(process.pid)
+    return {"outer": process.pid, "guard": guard, "inner": child_of(guard)}
+
+
+def kill_at_once(pids: list[int]) -> None:
+    """End them so that none sees the end of another: stop all before the first is killed."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+
+
+@pytest.fixture
+def family(launcher: Launcher, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A job of two ranks, each with a child and a daemon. Nothing of it is left in the end."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    options = ("-n", "2", "--shutdown-timeout", "0.1", launcher.script(*FAMILY))
+    process = launcher.start(*options, env={"TMPDIR": str(temporary)})
+    launcher.wait_ready(process, 6)
+    assert launcher.settles(9) == 9
+    assert len(list(temporary.iterdir())) == 1
+    yield process
     process.communicate(timeout=60)
     assert launcher.settles() == 0
-    assert process.returncode == (137 if victim in ("inner process", "worker") else -9)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("victim", ["outer", "guard", "inner", "job", "worker"])
+def test_sigkill_leaves_nothing(family: subprocess.Popen[bytes], victim: str) -> None:
+    """A process that is killed with SIGKILL, no process of the job is left, daemons included, and
+    no file."""
+    found = halves(family)
+    leaders = Path(f"/proc/{found['inner']}/task/{found['inner']}/children").read_text().split()
+    match victim:
+        case "job":
+            os.killpg(family.pid, signal.SIGKILL)
+        case "worker":
+            os.kill(int(leaders[0]), signal.SIGKILL)
+        case _:
+            os.kill(found[victim], signal.SIGKILL)
+    family.wait(60)
+    assert family.returncode == (-9 if victim in ("outer", "job") else 137)
+
+
+@pytest.mark.parametrize(
+    "victims", [("outer", "inner"), ("outer", "guard"), ("guard", "inner")], ids=" and ".join
+)
+def test_two_of_the_launchers_processes_are_killed_at_once(
+    family: subprocess.Popen[bytes], victims: tuple[str, str]
+) -> None:
+    """The third ends the job, daemons included, and removes its files."""
+    found = halves(family)
+    kill_at_once([found[victim] for victim in victims])
+
+
+@pytest.mark.parametrize("pattern", [b"cydist", b"launch"])
+def test_a_launcher_that_is_killed_by_pattern_leaves_nothing(
+    launcher: Launcher, family: subprocess.Popen[bytes], pattern: bytes
+) -> None:
+    """As `pkill -KILL -f cydist` does it, which looks at command lines."""
+    # The ranks' own command lines name a file in the test's directory.
+    ours = [pid for pid in launcher.alive() if pid in halves(family).values()]
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in ours}
+    matching = [pid for pid, line in lines.items() if pattern in line]
+    assert len(ours) == 3
+    assert len(matching) == 2
+    kill_at_once(matching)
+
+
+def test_the_guard_says_whose_it_is(family: subprocess.Popen[bytes]) -> None:
+    """In `ps`: its name and command line, in which no word is the launcher's."""
+    guard = halves(family)["guard"]
+    shown = Path(f"/proc/{guard}/cmdline").read_bytes().rstrip(b"\0").decode()
+    assert shown == f"guard of process {family.pid}"
+    assert Path(f"/proc/{guard}/comm").read_text() == "job-guard\n"
+    family.kill()
 
 
 def test_sigterm_ends_the_whole_family(launcher: Launcher) -> None:
