@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from handshakes import SECRET, record_pair, shake_hands, shaken_hands
+from relayed_links import RelayedLinks
 from tcp_proxy import NetworkFaults, Proxy
-from transport_ranks import DEADLINE, Group, done, eventually, run, soon, status_of
-from wire_peer import KEYS
+from transport_ranks import DEADLINE, done, eventually, run, soon, status_of
 
 from cydist import _native
 from cydist.backends.host.addresses import Address
@@ -57,7 +57,7 @@ def sessions() -> tuple[_native.TlsSession, _native.TlsSession]:
     return client, server
 
 
-class Wire:
+class Wire(RelayedLinks):
     """Two links, and between them a relay that keeps what it carries.
 
     change      what becomes of the bytes that rank 0 sends
@@ -65,44 +65,13 @@ class Wire:
 
     def __init__(self, change: Callable[[bytes], bytes] = bytes, *, tls: bool = True) -> None:
         self.seen = bytearray()
-        self.links = [_native.TcpLink(rank, 2) for rank in (0, 1)]
-        self.groups = [Group(_native.Group(self.links[rank], [0, 1], rank, 1)) for rank in (0, 1)]
-        self._ends = []
-        for link, rank, session in zip(
-            self.links, (0, 1), sessions() if tls else (None, None), strict=True
-        ):
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            # Little room, so that records are often sent in parts.
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-            keys = KEYS[rank], KEYS[1 - rank]
-            assert link.adopt(1 - rank, 0, ours.detach(), *keys, session)
-            self._ends.append(theirs)
         self._change = change
-        self._threads = [
-            threading.Thread(target=self._carry, args=ends, daemon=True)
-            for ends in ((0, 1), (1, 0))
-        ]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(sessions() if tls else (None, None))
 
-    def _carry(self, source: int, destination: int) -> None:
-        with contextlib.suppress(OSError):
-            while part := self._ends[source].recv(65536):
-                self.seen += part
-                self._ends[destination].sendall(self._change(part) if source == 0 else part)
-            self._ends[destination].shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        for link in self.links:
-            link.close()
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(DEADLINE)
-        for end in self._ends:
-            end.close()
+    def carry(self, sender: int, source: socket.socket, sink: socket.socket) -> None:
+        while part := source.recv(65536):
+            self.seen += part
+            sink.sendall(self._change(part) if sender == 0 else part)
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from relayed_links import RelayedLinks
 from siphash import siphash
 from transport_ranks import DEADLINE, Group, eventually, soon, status_of
 from wire_peer import (
@@ -40,7 +40,7 @@ def test_the_tests_tags_are_siphash() -> None:
     assert siphash(key, bytes(range(15))) == 0xA129CA6149BE45E5
 
 
-class Relay:
+class Relay(RelayedLinks):
     """Two connected links, and between them a relay that cuts what it carries into frames.
 
     attack      what becomes of all frames that rank 0 has sent so far, the last one new: what is
@@ -48,57 +48,31 @@ class Relay:
     """
 
     def __init__(self, attack: Callable[[Frames], bytes]) -> None:
-        self.links = [_native.TcpLink(rank, 2) for rank in (0, 1)]
-        self.groups = [Group(_native.Group(self.links[rank], [0, 1], rank, 1)) for rank in (0, 1)]
-        self._ends = []
-        for rank, link in enumerate(self.links):
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            assert link.adopt(1 - rank, 0, ours.detach(), KEYS[rank], KEYS[1 - rank])
-            theirs.settimeout(DEADLINE)
-            self._ends.append(theirs)
         self._attack = attack
-        self._threads = [
-            threading.Thread(target=self._carry_frames), threading.Thread(target=self._carry_back)
-        ]  # fmt: skip
-        for thread in self._threads:
-            thread.start()
+        super().__init__()
 
-    def _carry_frames(self) -> None:
+    def carry(self, sender: int, source: socket.socket, sink: socket.socket) -> None:
+        if sender == 1:
+            while part := source.recv(65536):
+                sink.sendall(part)
+            return
         seen: Frames = []
-        with contextlib.suppress(OSError):
-            while True:
-                head = self._exactly(HEADER.size)
-                fields = HEADER.unpack(head)
-                seen.append(head + self._exactly(fields[6] if fields[1] in (EAGER, DATA) else 0))
-                self._ends[1].sendall(self._attack(seen))
+        while True:
+            head = exactly(source, HEADER.size)
+            fields = HEADER.unpack(head)
+            seen.append(head + exactly(source, fields[6] if fields[1] in (EAGER, DATA) else 0))
+            sink.sendall(self._attack(seen))
 
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._ends[0].recv(count - len(data))
-            if not part:
-                self._ends[1].shutdown(socket.SHUT_WR)
-                raise ConnectionError
-            data += part
-        return data
 
-    def _carry_back(self) -> None:
-        with contextlib.suppress(OSError):
-            while part := self._ends[1].recv(65536):
-                self._ends[0].sendall(part)
-            self._ends[0].shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        for link in self.links:
-            link.close()
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(DEADLINE)
-        for end in self._ends:
-            end.close()
+def exactly(source: socket.socket, count: int) -> bytes:
+    """So many bytes. Raises ConnectionError at the end of the stream."""
+    data = b""
+    while len(data) < count:
+        part = source.recv(count - len(data))
+        if not part:
+            raise ConnectionError
+        data += part
+    return data
 
 
 @pytest.fixture
