@@ -67,6 +67,7 @@ class ReplyStatus(IntEnum):
     TIMEOUT = 1  # items: the missing keys
     QUEUE_EMPTY = 2
     REFUSED = 3  # items: the reason
+    TAMPERED = 4  # items: how the server knows that the request is not what was sent
 
 
 # The operations that can wait for missing keys or queues.

@@ -200,7 +200,12 @@ class TCPStore(Store):
                 "the process that served it has probably ended",
                 answered=False,
             ) from None
-        self._pool.cut_off = False
+        self._pool.cut_off = reply.status is ReplyStatus.TAMPERED
+        if self._pool.cut_off:
+            raise AuthenticationError(
+                f"{request.op.name.lower()}: the store at {self._pool.name} got another request "
+                f"than this one: {b' '.join(reply.items).decode(errors='replace')}"
+            )
         if not reply.answers(request):
             raise DistStoreError(
                 f"{request.op.name.lower()}: the store at {self._pool.name} has no answer to that: "

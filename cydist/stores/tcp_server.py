@@ -189,9 +189,22 @@ class StoreServer:
     def _drop(self, connection: _Connection, error: Exception) -> None:
         """Drop a connection on any error in it, so that the job's store goes on."""
         # Expected: it left, broke the protocol, or somebody changed what it sent.
-        if not isinstance(error, OSError | DistStoreError | AuthenticationError):
+        if isinstance(error, AuthenticationError):
+            self._answer_tampered(connection, error)
+        elif not isinstance(error, OSError | DistStoreError):
             self._loop_guard.report(error)
         self._close(connection)
+
+    def _answer_tampered(self, connection: _Connection, error: AuthenticationError) -> None:
+        """Tell a client why its connection ends, if it can still be told."""
+        if connection.unsent:  # it is in the middle of another answer
+            return
+        # MemoryError: a TLS session that has failed seals nothing more.
+        with contextlib.suppress(OSError, MemoryError):
+            reply = encode_reply(Reply(ReplyStatus.TAMPERED, (str(error).encode(),)))
+            connection.sock.send(connection.records.seal(reply))
+            # Unread bytes would turn the close into a reset, which may overtake the answer.
+            connection.sock.recv(_READ_BYTES)
 
     # Alarms
 
