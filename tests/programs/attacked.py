@@ -9,8 +9,12 @@ the class says that a value was another one than was sent. From the environment:
     DESK        port of an attacker who stands on the path to this rank: peers are told his place
     WITHOUT     what this rank does without: endpoints, records, frames, objects. For the proof
                 that an attacker gets what he wants from ranks that do not protect it
-    GATE        file to wait for before the start, with a dot and the rank behind its name
+    GATE        file to wait for before the start, with a dot and the rank behind its name. The rank
+                says that it is there, with what any user may know, in a file NAME.RANK.here
     GATE_ADDRESS    the same, before the address is published
+    GATE_CALLS  the same, before the calls
+    UNTIL       file: calls go on until rank 0 finds it
+    BACKEND     of the default group; tcp
     STORE       host:port of a TCPStore of the program's own, by which the ranks meet
     TURNS       rounds of calls
     ODD         rank 0 gives up in a last call, and tells rank 1, which waits in another one
@@ -78,7 +82,23 @@ def do_without(what: list[str]) -> None:
 def await_gate(name: str) -> None:
     path = os.environ.get(name, "")
     if path:
-        await_file(f"{path}.{os.environ['RANK']}")
+        from job_ports import listening
+
+        from cydist.rendezvous import launcher_env
+
+        known = {"job": launcher_env.job_id(), "ports": sorted(listening(os.getpid())),
+                 "slurm": launcher_env.slurm_address()}  # fmt: skip
+        with open(f"{path}.{rank_given()}.draft", "w") as file:
+            json.dump(known, file)
+        os.rename(file.name, f"{path}.{rank_given()}.here")
+        await_file(f"{path}.{rank_given()}")
+
+
+def rank_given() -> str:
+    """Return this rank's number, as its launcher says it."""
+    from cydist.rendezvous import launcher_env
+
+    return str(launcher_env.placement().rank)
 
 
 def publish(desk: str) -> None:
@@ -163,12 +183,21 @@ def run() -> None:
             place = {"store": store, "rank": rank, "world_size": size}
         elif url:
             place |= {"rank": rank, "world_size": size}
-        dist.init_process_group("tcp", timeout=WAIT, **place)
+        backend = os.environ.get("BACKEND", "tcp")
+        dist.init_process_group(backend, timeout=WAIT, **place)
+    await_gate("GATE_CALLS")
     rank, size = dist.get_rank(), dist.get_world_size()
     for turn in range(turns):
         calls(dist, tensor, rank, size, turn)
         if store is not None:
             store_calls(store, rank, turn)
+    if until := os.environ.get("UNTIL"):
+        turn, over = turns, 0
+        while not over:
+            calls(dist, tensor, rank, size, turn := turn + 1)
+            found = tensor(np.array([rank == 0 and os.path.exists(until)], np.int64))
+            dist.all_reduce(found)
+            over = int(found[0])
     if os.environ.get("ODD"):
         x = tensor(np.zeros(5))
         dist.recv(x, 0) if rank else dist.all_reduce(x, timeout=0.3)
@@ -183,7 +212,7 @@ def gate() -> None:
 
 
 def main() -> int:
-    told: dict[str, Any] = {"rank": os.environ.get("RANK"), "end": "fine", "text": ""}
+    told: dict[str, Any] = {"rank": rank_given(), "end": "fine", "text": ""}
     try:
         run()
     except Wrong as error:

@@ -13,13 +13,17 @@ commands, one line of JSON each, and answers each with a line of JSON:
     torch PORT KEY ATTACK           overwrite an address in torch's store, by that of a relay
     file PATH KEY ATTACK            overwrite an address in a file
     join PORT KEY VALUE             set a key in cydist's store
+    besiege PLACES JOB              come to ports again and again: with garbage, without a word,
+                                    with proofs of a secret of his own, with proofs that he has
+                                    recorded                                   {"besieged": N}
+    visits                          how often                        {"visits": N, "let in": N}
     events                          what happened                              {"events": [...]}
 
-An ATTACK is {"on": "store" or "peer", "kind": KIND, "at": N, "way": "up" or "down"}, with more
-that its kind takes. KIND is done to the N-th frame of a connection that it fits, up is towards
-the server. With "public" the records get tags of the public key, which serves where nothing is
-authenticated; "job" is then the store's. Of an encrypted connection he sees bytes: KIND "head"
-turns a bit of the N-th one.
+An ATTACK is {"on": "store", "peer" or "launch", "kind": KIND, "at": N, "way": "up" or "down"}, with
+more that its kind takes; "launch" is the channel between launchers. KIND is done to the N-th frame
+of a connection that it fits, up is towards the server. With "public" the records get tags of the
+public key, which serves where nothing is authenticated; "job" is then the channel's. Of an
+encrypted connection he sees bytes: KIND "head" turns a bit of the N-th one.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import encodings.idna  # noqa: F401  # for sockets; he may not find it once he i
 import json
 import os
 import pickle
+import random
 import re
 import socket
 import ssl  # noqa: F401  # for encrypted connections, as idna
@@ -41,6 +46,7 @@ from typing import Any
 
 from wire_peer import CONTROL_TAG, DATA, EAGER, HEADER, MAGIC, FrameSealer, frame
 
+from cydist.errors import DistError
 from cydist.net import auth
 from cydist.net.records import HEAD_BYTES, OVERHEAD_BYTES, Records
 from cydist.stores import FileStore, TCPStore
@@ -54,7 +60,7 @@ from cydist.stores.protocol import (
 )
 
 NOBODY = 65534
-HOST = "127.0.0.1"
+HOST = os.environ.get("ATTACKER_HOST", "127.0.0.1")
 PATIENCE = 30.0  # seconds for anything that he waits for
 GREETING, ANSWER, PROOF = 77, 197, 32  # bytes of a handshake's messages
 CHANNEL_AT = slice(77, 85)  # in the answer
@@ -63,9 +69,12 @@ REFUSAL = b"cydis"
 PICKLE = b"\x01\x80\x05"  # how a pickled object begins: the codec's mark, pickle's own
 TORCHS_PICKLE = b"\x80\x04\x95"
 RECORD_TAG = OVERHEAD_BYTES - HEAD_BYTES
-RANK_ADDRESS = re.compile(rb"^(\d+\n[^\n]+\n127\.0\.0\.1 )(\d+)$")
+RANK_ADDRESS = re.compile(rb"^(\d+\n[^\n]+\n)([\d.]+) (\d+)$")
+CHANNELS = (b"store", b"peer", b"launch", b"status")
+AT_ONCE = 60  # connections to a port that he holds without a word
 
 events: list[str] = []
+recorded: list[bytes] = []  # answers of ranks and launchers to greetings
 squatted: list[socket.socket] = []
 Attack = dict[str, Any]
 
@@ -211,6 +220,8 @@ class Tampering:
         old, new = (self._attack[name].encode() for name in ("old", "new"))
         if self._channel == "peer" or old not in body:
             return None
+        if self._channel == "launch":
+            return as_record(body.replace(old, new))
         return as_record(edited(self._way, body, lambda item: item.replace(old, new)))
 
     def _addresses(self, whole: bytes) -> bytes | None:
@@ -223,8 +234,8 @@ class Tampering:
         found = RANK_ADDRESS.match(item)
         if found is None:
             return item
-        port = relay(HOST, int(found[2]), self._attack.get("peers", {}))
-        return found[1] + b"%d" % port
+        port = relay(found[2].decode(), int(found[3]), self._attack.get("peers", {}))
+        return found[1] + b"%s %d" % (HOST.encode(), port)
 
 
 def as_record(body: bytes) -> bytes:
@@ -281,6 +292,7 @@ def between(client: socket.socket, place: tuple[str, int], attack: Attack) -> No
         greeting = exactly(server, GREETING)
         client.sendall(greeting)
         answer = exactly(client, ANSWER)
+        recorded.append(answer)
         server.sendall(answer)
         encrypted = greeting[40] & ENCRYPTS
         proof = b"" if encrypted else exactly(server, PROOF)
@@ -299,17 +311,17 @@ def between(client: socket.socket, place: tuple[str, int], attack: Attack) -> No
         if encrypted:
             work = carry_bytes, (way, attack if attack.get("on") == channel else {})
         else:
-            seal = public_records(way, greeting + answer, attack) if channel == "store" else None
+            seal = public_records(way, channel, greeting + answer, attack)
             work = carry, (Tampering(attack, channel, way, seal),)
         threading.Thread(target=work[0], args=(*ends, channel, *work[1]), daemon=True).start()
 
 
-def public_records(way: str, transcript: bytes, attack: Attack) -> Records | None:
+def public_records(way: str, channel: str, transcript: bytes, attack: Attack) -> Records | None:
     """What seals records in one direction, by the key that all know where nothing is secret."""
-    if not attack.get("public"):
+    if not attack.get("public") or channel == "peer":
         return None
     kind = auth.ClientHandshake if way == "up" else auth.ServerHandshake
-    own: Any = kind(auth.secret(), b"store", attack["job"])
+    own: Any = kind(auth.secret(), channel.encode(), attack["job"])
     own._begin_session(transcript)
     own.done = True
     return Records(own, 1 << 30)
@@ -461,6 +473,80 @@ def join(port: int, key: str, value: str) -> Any:
     return {"set": key}
 
 
+# A siege
+
+
+class Siege:
+    """Connections to ports of a job, again and again, in as many ways as he can think of.
+
+    visits      connections so far
+    let_in      how many of them a server took for a member's
+    """
+
+    def __init__(self) -> None:
+        self.visits = 0
+        self.let_in = 0
+        self._random = random.Random(7)
+
+    def lay(self, place: tuple[str, int], job: str) -> None:
+        """Begin, at one port. It ends with this process."""
+        ways: list[Callable[[socket.socket], None]] = [self._garbage, self._replay]
+        ways += [
+            lambda sock, channel=channel: self._forge(sock, channel, job)  # type: ignore[misc]
+            for channel in CHANNELS
+        ]
+        threading.Thread(target=self._come, args=(place, ways), daemon=True).start()
+        threading.Thread(target=self._stay, args=(place,), daemon=True).start()
+
+    def _come(self, place: tuple[str, int], ways: list[Callable[[socket.socket], None]]) -> None:
+        while True:
+            for way in ways:
+                with (
+                    contextlib.suppress(OSError, DistError),
+                    socket.create_connection(place, PATIENCE) as sock,
+                ):
+                    self.visits += 1
+                    way(sock)
+                time.sleep(0.005)  # the job has few cores
+
+    def _stay(self, place: tuple[str, int]) -> None:
+        """Say nothing, as many as the job's limit allows."""
+        held: list[socket.socket] = []
+        while True:
+            with contextlib.suppress(OSError):
+                held.append(socket.create_connection(place, PATIENCE))
+                self.visits += 1
+            for sock in held[:-AT_ONCE]:
+                sock.close()
+            held = held[-AT_ONCE:]
+            time.sleep(0.01)
+
+    def _garbage(self, sock: socket.socket) -> None:
+        sock.sendall(self._random.randbytes(self._random.choice((1, ANSWER, 4096))))
+        sock.recv(GREETING)
+
+    def _replay(self, sock: socket.socket) -> None:
+        """Answer as a member once did."""
+        for answer in recorded[-1:]:
+            exactly(sock, GREETING)
+            sock.sendall(answer)
+            self.let_in += not exactly(sock, PROOF).startswith(REFUSAL)
+
+    def _forge(self, sock: socket.socket, channel: bytes, job: str) -> None:
+        """Prove to know the only secret that he knows."""
+        auth.authenticate_client(sock, channel=channel, job=job, secret=auth.secret())
+        self.let_in += 1
+
+
+siege = Siege()
+
+
+def besiege(places: list[tuple[str, int]], job: str) -> Any:
+    for host, port in places:
+        siege.lay((host, port), job)
+    return {"besieged": len(places)}
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "relay": lambda host, port, attack: {"port": relay(host, port, attack)},
     "desk": desk,
@@ -469,6 +555,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "torch": in_torchs_store,
     "file": in_file,
     "join": join,
+    "besiege": besiege,
+    "visits": lambda: {"visits": siege.visits, "let in": siege.let_in},
     "events": lambda: {"events": list(events)},
 }
 

@@ -11,7 +11,19 @@ import time
 from collections.abc import Callable
 
 import pytest
-from attacks import PROGRAM, Attack, Attacker, Job, another_user, check_unharmed, free_port
+from attacks import (
+    LEADING,
+    LED,
+    PROGRAM,
+    SETTINGS,
+    TEXT,
+    Attack,
+    Attacker,
+    Job,
+    another_user,
+    check_unharmed,
+    free_port,
+)
 from extra_values import more
 
 from cydist.net import auth
@@ -19,19 +31,7 @@ from cydist.stores import TCPStore
 
 HOST, WAIT = "127.0.0.1", 20
 LONG = [pytest.mark.long, pytest.mark.timeout(600)]
-SETTINGS = {
-    "default": {},
-    "encrypted": {"CYDIST_ENCRYPT": "1"},
-    "nat": {"CYDIST_NAT": "1"},
-    "insecure": {"CYDIST_INSECURE": "1"},
-}
 AUTHENTICATED = ["default", "encrypted", "nat"]
-TEXT = "a text of plain values"
-# An object that needs no pickle is changed, where ranks were led to him.
-CHANGED: Attack = {"on": "peer", "kind": "plain", "at": 1, "text": TEXT, "way": "down"}
-# In the store he puts his own places for those of the ranks.
-LEADING: Attack = {"on": "store", "kind": "addresses", "always": True, "peers": CHANGED}
-LED = "a rank was led here"
 
 
 # Who does not know the secret, and comes to a port

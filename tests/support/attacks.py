@@ -24,6 +24,19 @@ NOBODY = 65534
 Attack = dict[str, Any]
 NO_ATTACK: Attack = {}
 
+SETTINGS = {
+    "default": {},
+    "encrypted": {"CYDIST_ENCRYPT": "1"},
+    "nat": {"CYDIST_NAT": "1"},
+    "insecure": {"CYDIST_INSECURE": "1"},
+}
+TEXT = "a text of plain values"
+# An object that needs no pickle is changed, where ranks were led to him.
+CHANGED: Attack = {"on": "peer", "kind": "plain", "at": 1, "text": TEXT, "way": "down"}
+# In the store he puts his own places for those of the ranks.
+LEADING: Attack = {"on": "store", "kind": "addresses", "always": True, "peers": CHANGED}
+LED = "a rank was led here"
+
 
 class Attacker:
     """tests/programs/attacker.py, and the folder that all users may write.
@@ -31,11 +44,13 @@ class Attacker:
     folder      world-writable; his commands leave their marks in it
     """
 
-    def __init__(self, folder: Path, secret: Path, *more: str, **environ: str) -> None:
+    def __init__(
+        self, folder: Path, secret: Path, *more: str, inside: Sequence[str] = (), **environ: str
+    ) -> None:
         self.folder = folder
         self.mark = folder / "mark"
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/programs/attacker.py"), str(secret), *more],
+            [*inside, sys.executable, str(ROOT / "tests/programs/attacker.py"), str(secret), *more],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
             env={
                 **inherited(),
@@ -84,8 +99,11 @@ def inherited() -> dict[str, str]:
 
 
 @contextmanager
-def another_user(*more: str, **environ: str) -> Iterator[Attacker]:
-    """The attacker, and a secret file that he cannot read."""
+def another_user(*more: str, inside: Sequence[str] = (), **environ: str) -> Iterator[Attacker]:
+    """The attacker, and a secret file that he cannot read.
+
+    inside      command that starts others in the namespaces of his host
+    """
     if os.geteuid() != 0:
         pytest.skip("not root: there is no other user to attack as")
     with tempfile.TemporaryDirectory(prefix="cydist-attack-") as directory:
@@ -94,7 +112,7 @@ def another_user(*more: str, **environ: str) -> Iterator[Attacker]:
         secret = folder / "secret"
         secret.write_bytes(os.urandom(32))
         secret.chmod(0o600)
-        attacker = Attacker(folder, secret, *more, **environ)
+        attacker = Attacker(folder, secret, *more, inside=inside, **environ)
         try:
             yield attacker
         finally:
@@ -102,11 +120,14 @@ def another_user(*more: str, **environ: str) -> Iterator[Attacker]:
 
 
 class Job:
-    """Ranks of tests/programs/attacked.py, started by hand or by a launcher."""
+    """Ranks of tests/programs/attacked.py, started by hand or by a launcher.
+
+    environ     of what starts from now on
+    """
 
     def __init__(self, attacker: Attacker, **environ: str) -> None:
         self._attacker = attacker
-        self._environ = {
+        self.environ = {
             **inherited(),
             "XDG_STATE_HOME": str(attacker.folder / "state"),
             "CYDIST_SECRET_FILE": str(attacker.folder / "secret"),
@@ -124,10 +145,13 @@ class Job:
             process.kill()
             process.communicate()
 
-    def start(self, command: Sequence[str], **environ: str) -> None:
+    def start(
+        self, command: Sequence[str], program: Sequence[str] = (sys.executable,), **environ: str
+    ) -> None:
+        """Start Python, or another program, on a command line."""
         self._processes.append(
             subprocess.Popen(
-                [sys.executable, *command], env=self._environ | environ,
+                [*program, *command], env=self.environ | environ, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )
         )  # fmt: skip
@@ -141,6 +165,17 @@ class Job:
     def allow(self, name: str) -> None:
         """Make the file that a rank waits for."""
         (self._attacker.folder / name).touch()
+
+    def is_at(self, name: str, rank: int) -> dict[str, Any]:
+        """Wait until a rank is at a gate, and return what any user may know of it."""
+        until = time.monotonic() + DEADLINE
+        here = self._attacker.folder / f"{name}.{rank}.here"
+        while not here.exists():
+            ended = [p for p in self._processes if p.poll() is not None]
+            assert not ended, [p.communicate() for p in ended]
+            assert time.monotonic() < until, f"rank {rank} is not at the gate {name}"
+            time.sleep(0.01)
+        return dict(json.loads(here.read_text()))
 
     def variables(self) -> dict[str, str]:
         """The environment of a rank that the launcher has started."""
@@ -160,6 +195,14 @@ class Job:
 
     def gate(self, name: str) -> str:
         return str(self._attacker.folder / name)
+
+    def end_of(self, number: int) -> tuple[int, str]:
+        """The exit code of the process that was started so many others later, and its errors."""
+        process = self._processes[number]
+        out, errors = process.communicate(timeout=DEADLINE)
+        self._processes.remove(process)
+        self.said += out + errors
+        return process.returncode, errors
 
     def ended(self) -> list[dict[str, Any]]:
         """How the ranks ended, by rank."""

@@ -165,14 +165,21 @@ class Host:
             assert time.monotonic() < end, f"{made} of {count} connections in {DEADLINE} s"
             time.sleep(0.01)
 
+    def command(self, *command: str) -> list[str]:
+        """Return the command line, for this machine, that runs a command on it."""
+        namespaces = ("--net", "--uts", "--ipc", "--pid", "--mount")
+        return ["nsenter", f"--target={self.inside.pid}", *namespaces, "--", *command]
+
+    def in_network(self) -> list[str]:
+        """Return the beginning of a command line that runs a command in its network alone."""
+        return ["nsenter", f"--target={self.inside.pid}", "--net", "--"]
+
     def start(self, command: Sequence[str], environ: dict[str, str]) -> Process:
         """Run a Python program on it."""
         environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}",
                    "CYDIST_TUNING": "off", **environ}  # fmt: skip
         return Process(subprocess.Popen(
-            ["nsenter", f"--target={self.inside.pid}", "--net", "--uts", "--ipc", "--pid",
-             "--mount", "--", "sh", "-c", 'cd "$0" && exec "$@"', str(ROOT),
-             sys.executable, *command],
+            self.command("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), sys.executable, *command),
             env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         ))  # fmt: skip
 

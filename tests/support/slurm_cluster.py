@@ -51,11 +51,12 @@ class Cluster:
     """A controller on host 0, and a daemon on each host, that share this machine's files.
 
     home        the home of the user on both hosts
+    environ     what programs of Slurm need, and ranks
     """
 
     def __init__(self, network: Network, hosts: list[Host], directory: Path) -> None:
         self.home = directory / "home"
-        self._hosts = hosts
+        self.hosts = hosts
         self._directory = directory
         for name in ("home", "state", "spool-host0", "spool-host1"):
             (directory / name).mkdir()
@@ -65,7 +66,7 @@ class Cluster:
         addresses = [f"{host.address} {host.name}\n" for host in hosts]
         names.write_text("".join(["127.0.0.1 localhost\n", *addresses]))
         programs = Path(sys.executable).parent
-        self._environ = {
+        self.environ = {
             "SLURM_CONF": str(configuration), "HOME": str(self.home), "LANG": "C",
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "CYDIST_TUNING": "off",
@@ -76,20 +77,16 @@ class Cluster:
         self._daemons += [self._start(host, "slurmd", "-D") for host in hosts]
         self._await(lambda: self.on(hosts[0], "sinfo", "-h", "-o", "%T %D") == "idle 2\n", "idle")
 
-    def _command(self, host: Host, command: tuple[str, ...]) -> list[str]:
-        namespaces = ("--net", "--uts", "--ipc", "--pid", "--mount")
-        return ["nsenter", f"--target={host.inside.pid}", *namespaces, "--", *command]
-
     def _start(self, host: Host, *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self._command(host, command), env=self._environ, stdin=subprocess.DEVNULL,
+            host.command(*command), env=self.environ, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def on(self, host: Host, *command: str) -> str:
         """Run a command on a host, and return what it wrote to stdout."""
         done = subprocess.run(
-            self._command(host, command), env=self._environ, capture_output=True, text=True,
+            host.command(*command), env=self.environ, capture_output=True, text=True,
             timeout=DEADLINE, check=False,
         )  # fmt: skip
         return done.stdout
@@ -107,22 +104,22 @@ class Cluster:
 
     def submit(self, *command: str) -> str:
         """Submit a batch script on host 0, and return the job's number."""
-        out = self.on(self._hosts[0], "sbatch", "--parsable", f"--chdir={self.home}",
+        out = self.on(self.hosts[0], "sbatch", "--parsable", f"--chdir={self.home}",
                       f"--output={self.home}/job-%j.out", *command)  # fmt: skip
         assert out.strip().isdecimal(), (out, self.logs())
         return out.strip()
 
     def requeue(self, job: str) -> None:
         """Let a job that has ended run once more, as `scontrol requeue` does."""
-        self.on(self._hosts[0], "scontrol", "requeue", job)
+        self.on(self.hosts[0], "scontrol", "requeue", job)
         # Slurm holds a requeued job back for two minutes, for the sake of failing hosts.
-        self.on(self._hosts[0], "scontrol", "update", f"JobId={job}", "StartTime=now")
+        self.on(self.hosts[0], "scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def result(self, job: str, seconds: float = 120) -> tuple[str, str]:
         """Wait until the job has ended; return its state and what it wrote."""
 
         def state() -> str:
-            shown = self.on(self._hosts[0], "scontrol", "show", "job", job)
+            shown = self.on(self.hosts[0], "scontrol", "show", "job", job)
             words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
             return words.get("JobState", "")
 
