@@ -13,9 +13,9 @@ commands, one line of JSON each, and answers each with a line of JSON:
     torch PORT KEY ATTACK           overwrite an address in torch's store, by that of a relay
     file PATH KEY ATTACK            overwrite an address in a file
     join PORT KEY VALUE             set a key in cydist's store
-    besiege PLACES JOB              come to ports again and again: with garbage, without a word,
+    flood PLACES JOB                come to ports again and again: with garbage, without a word,
                                     with proofs of a secret of his own, with proofs that he has
-                                    recorded                                   {"besieged": N}
+                                    recorded                                   {"flooded": N}
     visits                          how often                        {"visits": N, "let in": N}
     events                          what happened                              {"events": [...]}
 
@@ -473,10 +473,10 @@ def join(port: int, key: str, value: str) -> Any:
     return {"set": key}
 
 
-# A siege
+# A flood
 
 
-class Siege:
+class Flood:
     """Connections to ports of a job, again and again, in as many ways as he can think of.
 
     visits      connections so far
@@ -488,7 +488,7 @@ class Siege:
         self.let_in = 0
         self._random = random.Random(7)
 
-    def lay(self, place: tuple[str, int], job: str) -> None:
+    def begin(self, place: tuple[str, int], job: str) -> None:
         """Begin, at one port. It ends with this process."""
         ways: list[Callable[[socket.socket], None]] = [self._garbage, self._replay]
         ways += [
@@ -538,13 +538,13 @@ class Siege:
         self.let_in += 1
 
 
-siege = Siege()
+flooding = Flood()
 
 
-def besiege(places: list[tuple[str, int]], job: str) -> Any:
+def flood(places: list[tuple[str, int]], job: str) -> Any:
     for host, port in places:
-        siege.lay((host, port), job)
-    return {"besieged": len(places)}
+        flooding.begin((host, port), job)
+    return {"flooded": len(places)}
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -555,8 +555,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "torch": in_torchs_store,
     "file": in_file,
     "join": join,
-    "besiege": besiege,
-    "visits": lambda: {"visits": siege.visits, "let in": siege.let_in},
+    "flood": flood,
+    "visits": lambda: {"visits": flooding.visits, "let in": flooding.let_in},
     "events": lambda: {"events": list(events)},
 }
 

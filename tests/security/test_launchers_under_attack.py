@@ -20,13 +20,13 @@ from launched_jobs import (
     attacked,
     await_event,
     await_visits,
-    besieged,
     by_cydistrun,
     by_mpirun,
-    check_a_siege,
+    check_a_flood,
     check_that_both_refuse,
     check_that_changes_are_found,
     check_that_he_changes_an_object,
+    flooded,
 )
 from network_hosts import Host, network_of, require_hosts
 
@@ -80,7 +80,7 @@ def test_he_takes_the_port_where_nothing_is_authenticated(launch: Launch) -> Non
     check_that_he_changes_an_object(launch)
 
 
-SIEGES = [
+FLOODS = [
     pytest.param("openmpi one host", "tcp"),
     pytest.param("openmpi over MPI", "mpi"),
     pytest.param("cydistrun", "tcp"),
@@ -93,16 +93,16 @@ SIEGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("launch", "backend"), SIEGES, indirect=["launch"])
-def test_he_besieges_every_port(launch: Launch, backend: str) -> None:
+@pytest.mark.parametrize(("launch", "backend"), FLOODS, indirect=["launch"])
+def test_he_floods_every_port(launch: Launch, backend: str) -> None:
     """He is let in nowhere, and the job goes on."""
-    check_a_siege(launch, backend)
+    check_a_flood(launch, backend)
 
 
 @pytest.mark.parametrize("launch", ["openmpi MASTER_ADDR", "cydistrun"], indirect=True)
 def test_he_is_let_in_where_nothing_is_authenticated(launch: Launch) -> None:
-    """By the same siege."""
-    let_in, _, _ = besieged(launch, "tcp", "insecure")
+    """By the same flood."""
+    let_in, _, _ = flooded(launch, "tcp", "insecure")
     assert let_in > 0
 
 
@@ -114,7 +114,7 @@ CODE: Attack = {"on": "launch", "kind": "value", "always": True, "way": "up",
 
 def test_he_takes_the_port_of_host_0s_launcher(hosts: Sequence[Host]) -> None:
     """Both launchers refuse his relay, and the one that was led to him ends. When it is started
-    again, amid his siege and what he has recorded, the launchers meet, and the job is well."""
+    again, in his flood and what he has recorded, the launchers meet, and the job is well."""
     launch = by_cydistrun(hosts)
     with attacked(launch) as (attacker, job):
         for rank in range(2):
@@ -126,7 +126,7 @@ def test_he_takes_the_port_of_host_0s_launcher(hosts: Sequence[Host]) -> None:
         code, said = job.end_of(0)
         assert code == 1
         assert "refused each other's connection" in said
-        attacker.ask("besiege", [[launch.host, PORT]], CODE["job"])
+        attacker.ask("flood", [[launch.host, PORT]], CODE["job"])
         await_visits(attacker, 200)
         launch.start(job, 1)
         assert [end["end"] for end in job.ended()] == ["fine", "fine"], job.said

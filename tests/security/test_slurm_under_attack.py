@@ -11,7 +11,7 @@ import pytest
 from launched_jobs import (
     Launch,
     by_srun,
-    check_a_siege,
+    check_a_flood,
     check_that_both_refuse,
     check_that_changes_are_found,
     check_that_he_changes_an_object,
@@ -50,6 +50,6 @@ def test_he_takes_the_port_where_nothing_is_authenticated(launch: Launch) -> Non
     check_that_he_changes_an_object(launch)
 
 
-def test_he_besieges_every_port(launch: Launch) -> None:
+def test_he_floods_every_port(launch: Launch) -> None:
     """On both hosts: he is let in nowhere, and the job goes on."""
-    check_a_siege(launch)
+    check_a_flood(launch)

@@ -156,7 +156,7 @@ def check_that_he_changes_an_object(launch: Launch) -> None:
         assert CHANGED["text"][1:] in "".join(end["text"] for end in ends)
 
 
-def besieged(launch: Launch, backend: str, settings: str) -> tuple[int, str, list[str]]:
+def flooded(launch: Launch, backend: str, settings: str) -> tuple[int, str, list[str]]:
     """How often he was let in at the ports of a job, what it said, and how its ranks ended."""
     environ = {"BACKEND": backend, "CYDIST_TRANSPORT": backend, "WAIT": "40"} | SETTINGS[settings]
     with attacked(launch, **environ) as (attacker, job):
@@ -166,11 +166,11 @@ def besieged(launch: Launch, backend: str, settings: str) -> tuple[int, str, lis
         known, _ = job.is_at("start", 0), job.is_at("start", 1)
         port = launch.port or (known["slurm"] or [0, 0])[1]
         if port:
-            attacker.ask("besiege", [[launch.host, port]], known["job"])
+            attacker.ask("flood", [[launch.host, port]], known["job"])
         for rank in range(2):
             job.allow(f"start.{rank}")
         ports = [port for rank in range(2) for port in job.is_at("calls", rank)["ports"]]
-        assert attacker.ask("besiege", ports, known["job"])["besieged"] >= 3
+        assert attacker.ask("flood", ports, known["job"])["flooded"] >= 3
         so_far = await_visits(attacker, VISITS)["visits"]
         for rank in range(2):
             job.allow(f"calls.{rank}")
@@ -180,9 +180,9 @@ def besieged(launch: Launch, backend: str, settings: str) -> tuple[int, str, lis
         return seen["let in"], job.said, ends
 
 
-def check_a_siege(launch: Launch, backend: str = "tcp", settings: str = "default") -> None:
+def check_a_flood(launch: Launch, backend: str = "tcp", settings: str = "default") -> None:
     """With garbage, silence, and proofs of another secret nobody lets him in, and the job goes on
     with every value right."""
-    let_in, said, ends = besieged(launch, backend, settings)
+    let_in, said, ends = flooded(launch, backend, settings)
     assert let_in == 0
     assert ends == ["fine", "fine"], said
