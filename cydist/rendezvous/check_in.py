@@ -23,7 +23,7 @@ from cydist.errors import (
 )
 from cydist.rendezvous.signed_notes import signed, verified
 from cydist.stores import MembershipStore, PrefixStore
-from cydist.stores.membership_store import in_process, ranks_text, served_by
+from cydist.stores.membership_store import in_process, printable, ranks_text, served_by
 
 # Rank 0 writes one of these: all ranks are here, followed by the signed world size and random name
 # of the check-in; ranks are missing; or the ranks differ, followed by how. The last two need no
@@ -202,10 +202,11 @@ def _verdict(ranks_store: PrefixStore) -> bytes:
 def _apply_verdict(verdict: bytes, world_size: int, number: int) -> None:
     """Raise RendezvousError if rank 0's verdict is that the check-in failed."""
     if verdict[:1] == _FAILED:
-        missing = tuple(int(each) for each in verdict[1:].split(b",") if each.isdigit())
+        told = set(verdict[1:].split(b","))
+        missing = tuple(rank for rank in range(world_size) if b"%d" % rank in told)
         raise _missing_error(missing, world_size, number)
     if verdict[:1] == _DIFFER:
-        raise RendezvousError(verdict[1:].decode(errors="replace"))
+        raise RendezvousError(printable(verdict[1:]))
 
 
 def agree_on_backend(

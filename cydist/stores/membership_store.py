@@ -23,6 +23,7 @@ from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
 from cydist.waiting import WaitNotices, duration
 
 _REPORT_SECONDS = 1.0
+_MOST_SHOWN_BYTES = 1 << 16  # of a text that another process wrote
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds between two checks of a waiting rank
 
 
@@ -245,7 +246,7 @@ class MembershipStore(PrefixStore):
                 wrong = judge(words)
                 self.set(judgement, wrong)
             else:
-                wrong = self._awaited_by([judgement], meanwhile)[0].decode()
+                wrong = printable(self._awaited_by([judgement], meanwhile)[0])
         except StoreTimeoutError as error:
             if not error.answered:  # nor would it name the missing ranks
                 raise
@@ -296,19 +297,29 @@ class MembershipStore(PrefixStore):
             super().multi_set(keys, values)
 
     def _check(self, news: bytes) -> None:
-        lines = [line.split("\t") for line in news.decode(errors="replace").split("\n") if line]
-        said = {
-            int(rank): " ".join(how)
-            for rank, what_for, *how in lines
-            if self._what_for.startswith(what_for)
+        ours, said = self._what_for.encode(errors="backslashreplace"), {}
+        for line in news.split(b"\n"):
+            joined, what_for, *how = [*line.split(b"\t"), b""]  # a line may be anything
+            if ours.startswith(what_for):
+                said[joined] = printable(b" ".join(how)).rstrip()
+        lost = {
+            now: said[name]
+            for name, now in ((b"%d" % joined, now) for joined, now in self._members.items())
+            if name in said
         }
-        lost = {self._members[j]: how for j, how in said.items() if j in self._members}
         if lost:
             text = "; ".join(f"{self._noun} {rank} {how}" for rank, how in lost.items())
             raise PeerFailedError(
                 f"{self._what}: {text}, before all {len(self._members)} had met",
                 ranks=tuple(lost),
             )
+
+
+def printable(text: bytes) -> str:
+    """Return the text of another process, for a message: without what controls a terminal, and cut
+    to a length that fits one."""
+    shown = text[:_MOST_SHOWN_BYTES].decode(errors="replace")
+    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in shown)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

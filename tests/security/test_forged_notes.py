@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
 
-from cydist.errors import AuthenticationError, RendezvousError
+from cydist.errors import AuthenticationError, PeerFailedError, RendezvousError
 from cydist.net import auth
 from cydist.rendezvous import handlers, multicast
 from cydist.rendezvous.check_in import check_in
 from cydist.rendezvous.signed_notes import Address, signed, signed_address
-from cydist.stores import FileStore, HashStore, Store, TCPStore
+from cydist.stores import FileStore, HashStore, MembershipStore, Store, TCPStore
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +71,42 @@ def test_a_forged_verdict_is_refused(kind: str) -> None:
     assert all(part in str(second) for part in ("rank 1", "rank 0", "secret"))
 
 
-@pytest.mark.parametrize("text", [b"-", b"-one", b"!", b"!\xff"])
+CONTROLS = b"\x1b]0;title\x07\x1b[2J\xff"  # what a terminal obeys, and no text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"-", b"-one", b"-1," + b"9" * 5000, b"!", b"!" + CONTROLS],
+    ids=["nobody", "no number", "long number", "no text", "no text for terminals"],
+)
 def test_a_forged_failure_only_ends_the_start(text: bytes) -> None:
     """It tells of missing ranks or different backends: a process that can write that can also
-    remove a rank's note."""
+    remove a rank's note. The terminal that shows it obeys none of it."""
     _, second = meet(None, [0, 1], store=ForeignStore("job", lambda seen: text))
     assert isinstance(second, RendezvousError)
+    assert "\x1b" not in str(second)
+
+
+@pytest.mark.parametrize("text", [CONTROLS, b"x" * 1_000_000], ids=["for terminals", "long"])
+def test_a_forged_judgement_only_ends_the_making_of_a_group(text: bytes) -> None:
+    """What the first of its ranks has found, in a store of another library."""
+    store = HashStore()
+    store.set("group/asks/all", text)
+    with pytest.raises(RendezvousError) as caught:
+        MembershipStore("group", store, [0, 1]).meet("asks", 1, [0, 1])
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 100_000
+
+
+def test_forged_lines_about_lost_ranks_are_shown_without_control() -> None:
+    """In a store of another library that reports the ends of processes. A line that is none is
+    left aside."""
+    part = MembershipStore("group", HashStore(), [0, 1])
+    part._check(b"no line\n\n" + b"9" * 5000 + b"\t\tlost\n2\t\tno member\n")
+    with pytest.raises(PeerFailedError, match=r"rank 1 on \?\]0;title") as caught:
+        part._check(b"no line\n1\t\ton " + CONTROLS + b"\n")
+    assert caught.value.ranks == (1,)
+    assert "\x1b" not in str(caught.value)
 
 
 def test_a_repeated_verdict_leaves_its_rank_alone(secret: bytes) -> None:

@@ -30,6 +30,7 @@ from launched_jobs import (
 )
 from network_hosts import Host, network_of, require_hosts
 
+pytestmark = pytest.mark.timeout(120)  # each starts some processes, one after the other
 LONG = [pytest.mark.long, pytest.mark.timeout(300)]
 
 # All ranks are on this host, and cydist does not know: they meet over MPI.
