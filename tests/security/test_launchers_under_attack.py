@@ -23,6 +23,7 @@ from launched_jobs import (
     by_cydistrun,
     by_mpirun,
     check_a_flood,
+    check_that_a_lost_port_is_told,
     check_that_both_refuse,
     check_that_changes_are_found,
     check_that_he_changes_an_object,
@@ -67,6 +68,12 @@ BY_ADDRESS = ["openmpi MASTER_ADDR", *more("mpich MASTER_ADDR"), "cydistrun"]
 def test_he_takes_the_port_of_rank_0(launch: Launch, settings: str) -> None:
     """Both ranks refuse his relay."""
     check_that_both_refuse(launch, settings)
+
+
+@pytest.mark.parametrize("launch", BY_ADDRESS, indirect=True)
+def test_he_keeps_the_port_of_rank_0(launch: Launch) -> None:
+    """The job ends in words."""
+    check_that_a_lost_port_is_told(launch)
 
 
 @pytest.mark.parametrize("launch", BY_ADDRESS, indirect=True)

@@ -12,6 +12,7 @@ from launched_jobs import (
     Launch,
     by_srun,
     check_a_flood,
+    check_that_a_lost_port_is_told,
     check_that_both_refuse,
     check_that_changes_are_found,
     check_that_he_changes_an_object,
@@ -38,6 +39,11 @@ def launch(cluster: Cluster) -> Launch:
 def test_he_takes_the_port_of_rank_0(launch: Launch, settings: str) -> None:
     """Both ranks refuse his relay."""
     check_that_both_refuse(launch, settings)
+
+
+def test_he_keeps_the_port_of_rank_0(launch: Launch) -> None:
+    """The job ends in words."""
+    check_that_a_lost_port_is_told(launch)
 
 
 def test_he_takes_the_port_where_addresses_are_translated(launch: Launch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -125,6 +126,21 @@ def take_the_port(launch: Launch, attacker: Attacker, job: Job, attack: Attack) 
     job.allow("start.1")
     await_event(attacker, LED)
     job.allow("start.0")
+
+
+def check_that_a_lost_port_is_told(launch: Launch) -> None:
+    """He listens where rank 0 should, stays, and says nothing: rank 0 names the port, and the job
+    ends."""
+    with attacked(launch) as (attacker, job):
+        launch.start(job)
+        known, _ = job.is_at("start", 0), job.is_at("start", 1)
+        port = launch.port or known["slurm"][1]
+        assert attacker.ask("squat", [port]) == {"got": [port]}
+        for rank in range(2):
+            job.allow(f"start.{rank}")
+        check_unharmed(attacker, job, "DistNetworkError", ranks=1)
+        assert re.search(rf"DistNetworkError.*{port}", job.said), job.said
+        assert '"fine"' not in job.said
 
 
 def check_that_both_refuse(launch: Launch, settings: str) -> None:
