@@ -61,7 +61,7 @@ class MembershipStore(PrefixStore):
         self._what = what
         self._noun = noun
         self._root = _root_of(self)
-        self._path = path = _below(self)[1]
+        self.path = path = _below(self)[1]  # all prefixes
         # One line for each lost rank: its number, the meeting, and the reason.
         self._lost = f"{path}lost"
         self._what_for = ""  # the prefixes from there to here
@@ -171,7 +171,7 @@ class MembershipStore(PrefixStore):
     ) -> list[bytes]:
         limit = self.timeout.total_seconds() if timeout is None else duration(timeout)
         deadline = time.monotonic() + limit
-        named = [self._path + key for key in many(keys)]
+        named = [self.path + key for key in many(keys)]
         while True:
             left = max(0.0, deadline - time.monotonic())
             with served_by(self.holder, self._what):

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
 
+from cydist import _native
+from cydist.backends.host import shm_setup
 from cydist.errors import AuthenticationError, PeerFailedError, RendezvousError
 from cydist.net import auth
 from cydist.rendezvous import handlers, multicast
@@ -191,6 +193,51 @@ def test_an_old_announcement_leads_to_no_other_store() -> None:
             handlers.rendezvous(url, rank=0, world_size=2, timeout=1)
     assert next(done)
     other.close()
+
+
+# Who shares memory, on one host
+
+
+def part_of(store: Store, group: str = "g", nonce: bytes = b"meeting") -> MembershipStore:
+    """A group's part of a store, after the check-in."""
+    part = MembershipStore(group, store, [0, 1])
+    part.nonce = nonce
+    return part
+
+
+MEMORIES: dict[str, Callable[[Store, bytes], MembershipStore]] = {
+    "another meeting": lambda store, note: part_of(store, nonce=b"another meeting"),
+    "another group": lambda store, note: part_of(store, group="h"),
+    "another process": lambda store, note: part_of(store),
+}
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_memory_of_another_job_is_not_mapped_for_a_forged_note(kind: str) -> None:
+    """Somebody copies the word of a job's rank 0, which has its token, into another job's place."""
+    store = HashStore()
+    memory = shm_setup._memory(part_of(store), 0, [0, 1])
+    assert memory is not None
+    note = store.get("g/memory/0")
+    assert shm_setup._memory(part_of(store), 1, [0, 1]) is not None
+    forged = MEMORIES[kind](store, note)
+    if kind == "another process":
+        note = note.replace(b"%d" % memory.fd, b"0", 1)
+    forged.set("memory/0", note)
+    with pytest.raises(AuthenticationError, match=r"rank 1 .*rank 0 in the ranks' store"):
+        shm_setup._memory(forged, 1, [0, 1])
+
+
+@pytest.mark.parametrize("forged", [b"1", b"no", b"one"])
+def test_no_other_process_is_taken_for_a_peer(forged: bytes) -> None:
+    """Ranks read and write the memory of the processes that they take for their peers."""
+    store = ForeignStore("shares/1", lambda seen: forged)
+    link = _native.TcpLink(0, 2)
+    part = part_of(store)
+    shm_setup._publish(part, "shares/1", "4711")
+    with pytest.raises(AuthenticationError, match=r"rank 0 .*rank 1 in the ranks' store"):
+        shm_setup.share_memory(part, link, [b"here", b"here"])
+    link.close()
 
 
 class Comm:

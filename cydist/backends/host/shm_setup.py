@@ -4,6 +4,9 @@ Candidates have the same boot, process namespace and user. The lowest of them ma
 publishes its process and descriptor. The others open it through /proc, which admits only this
 user's processes, and look for a random token in it. A rank that cannot do so uses sockets, as does
 every group that it is in.
+
+What they publish is signed, since it may go through a store that others can write: a rank would
+map another job's memory, or read and write the memory of any process of this user as a peer's.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from cydist import config
 from cydist._native import PAGE_BYTES, SharedMemory, ShmLink
 from cydist.errors import RendezvousError
 from cydist.net.interfaces import boot_id
+from cydist.rendezvous.signed_notes import signed, verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cydist._native import Link, MpiLink, TcpLink
-    from cydist.stores import Store
+    from cydist.stores import MembershipStore
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
 MOST_ADDRESSES = 1 << 40  # most bytes of all ranks' arrays together
@@ -38,14 +42,15 @@ def offer(messages: str) -> bytes:
 
 
 def share_memory(
-    store: Store, link: TcpLink | MpiLink, places: Sequence[bytes], messages: str = "tcp"
+    store: MembershipStore, link: TcpLink | MpiLink, places: Sequence[bytes], messages: str = "tcp"
 ) -> Link:
     """Return `link` itself, or a link with windows for groups whose members all share memory.
 
     places      offers of all ranks, in rank order
     messages    transport of the link: "tcp" or "mpi"
 
-    Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share.
+    Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share, and
+    AuthenticationError if no rank of this meeting wrote what a peer should have.
     """
     rank, size = link.rank, link.size
     alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
@@ -53,10 +58,10 @@ def share_memory(
     together = [rank]
     if len(alike) > 1:
         memory = _memory(store, rank, alike)
-        store.set(f"shares/{rank}", b"no" if memory is None else str(os.getpid()).encode())
-        answers = store.multi_get([f"shares/{peer}" for peer in alike])
+        _publish(store, f"shares/{rank}", "no" if memory is None else str(os.getpid()))
+        answers = _published(store, "shares", rank, alike)
         found = zip(alike, answers, strict=True)
-        sharers = {peer: int(answer) for peer, answer in found if answer != b"no"}
+        sharers = {peer: int(answer) for peer, answer in found if answer != "no"}
         if memory is not None and len(sharers) > 1:
             shared = ShmLink(link, memory, sharers)
             together = list(sharers)
@@ -100,18 +105,40 @@ def memory_domain() -> bytes:
         return b""
 
 
-def _memory(store: Store, rank: int, alike: list[int]) -> SharedMemory | None:
+def _publish(store: MembershipStore, key: str, text: str) -> None:
+    """Tell the other ranks of this meeting."""
+    store.set(key, signed(text, _purpose(store, key)))
+
+
+def _published(store: MembershipStore, topic: str, rank: int, peers: Sequence[int]) -> list[str]:
+    """Return what `peers` have published. Raises AuthenticationError if somebody else wrote it."""
+    keys = [f"{topic}/{peer}" for peer in peers]
+    return [
+        verified(
+            note, _purpose(store, key), reader=f"rank {rank}", writer=f"rank {peer}",
+            where="the ranks' store",
+        )
+        for note, key, peer in zip(store.multi_get(keys), keys, peers, strict=True)
+    ]  # fmt: skip
+
+
+def _purpose(store: MembershipStore, key: str) -> str:
+    """Return what a note is for: one key of one group of one meeting."""
+    return f"{store.nonce.decode(errors='replace')} {store.path}{key}"
+
+
+def _memory(store: MembershipStore, rank: int, alike: list[int]) -> SharedMemory | None:
     """Return the memory that these ranks share, or None if this rank cannot share it."""
     key = f"memory/{alike[0]}"
     if rank == alike[0]:
         token = os.urandom(TOKEN_BYTES)
         memory = _new_memory(len(alike), token)
         if memory is None:
-            store.set(key, b"none")
+            _publish(store, key, "none")
             return None
-        store.set(key, f"{os.getpid()} {memory.fd} {token.hex()}".encode())
+        _publish(store, key, f"{os.getpid()} {memory.fd} {token.hex()}")
         return memory
-    found = store.get(key).decode()
+    (found,) = _published(store, "memory", rank, alike[:1])
     if found == "none":
         return None
     try:
