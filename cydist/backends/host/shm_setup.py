@@ -111,7 +111,10 @@ def _publish(store: MembershipStore, key: str, text: str) -> None:
 
 
 def _published(store: MembershipStore, topic: str, rank: int, peers: Sequence[int]) -> list[str]:
-    """Return what `peers` have published. Raises AuthenticationError if somebody else wrote it."""
+    """Return what `peers` have published.
+
+    Raises AuthenticationError if another process wrote it.
+    """
     keys = [f"{topic}/{peer}" for peer in peers]
     return [
         verified(
