@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handshakes import SECRET, record_pair, shake_hands, shaken_hands
+from handshakes import KEY, SECRET, record_pair, sessions, shake_hands, shaken_hands
 from tcp_proxy import NetworkFaults, Proxy
 from transport_ranks import DEADLINE, Group, done, eventually, run, soon, status_of
 from wire_peer import KEYS
@@ -29,7 +29,6 @@ from cydist.groups import registry
 from cydist.net import auth, interfaces
 from cydist.stores import HashStore, TCPStore
 
-KEY = bytes(range(32))
 TEXT = b"the elements of an array" * 3
 RECORD = 16384  # bytes of plaintext in the longest record
 
@@ -48,15 +47,6 @@ def every_thousand() -> Iterator[None]:
     _native.update_keys_every(before)
 
 
-def sessions() -> tuple[_native.TlsSession, _native.TlsSession]:
-    """Both sides of one connection, after the handshake."""
-    client, server = _native.TlsSession(KEY, False), _native.TlsSession(KEY, True)
-    server.handshake(client.handshake(server.handshake(client.handshake(b""))))
-    assert client.done
-    assert server.done
-    return client, server
-
-
 class Wire:
     """Two links, and between them a relay that keeps what it carries.
 
@@ -69,7 +59,7 @@ class Wire:
         self.groups = [Group(_native.Group(self.links[rank], [0, 1], rank, 1)) for rank in (0, 1)]
         self._ends = []
         for link, rank, session in zip(
-            self.links, (0, 1), sessions() if tls else (None, None), strict=True
+            self.links, (0, 1), sessions()[::-1] if tls else (None, None), strict=True
         ):
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
