@@ -125,15 +125,18 @@ def test_uneven_hosts(agents: Agents) -> None:
     assert [agent.ended() for agent in both] == [0, 0]
 
 
-def test_an_agent_that_is_killed(agents: Agents) -> None:
-    """With its rank: the other host goes on alone, and again with it when it comes back."""
+@pytest.mark.parametrize("alone", [False, True], ids=["with its rank", "alone"])
+def test_an_agent_that_is_killed(agents: Agents, alone: bool) -> None:
+    """With its rank: the other host goes on alone, and again with it when it comes back. Alone: the
+    ranks go on, until the host comes back and all start again."""
     zero, one = agents.start(0, "1:2", 1), agents.start(1, "1:2", 1)
     said(zero, "world 2 rank 0")
     lines = said(one, "world 2 rank 1")
     started = [line.split()[1] for line in lines if line.startswith("start ")]
     one.signal(signal.SIGKILL)
-    agents.kill(1, int(started[-1]))
-    said(zero, "world 1 rank 0")
+    if not alone:
+        agents.kill(1, int(started[-1]))
+        said(zero, "world 1 rank 0")
     again = agents.start(1, "1:2", 1)
     said(zero, "world 2 rank 0")
     said(again, "world 2 rank 1")
