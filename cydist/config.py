@@ -111,6 +111,11 @@ MASTER_PORT = Variable(
     "",
     "the store's port, where CYDIST_STORE_PORT is not set",
 )
+SSH_CONNECTION = Variable(
+    ("SSH_CONNECTION",),
+    "",
+    "the addresses of ssh's connection, by which cydistrun --hosts finds that of the first host",
+)
 ERROR_FILE = Variable(
     ("CYDIST_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"),
     "",

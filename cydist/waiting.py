@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from numbers import Real
 from types import TracebackType
@@ -106,6 +106,23 @@ class WaitNotices:
             self._due = now + NEXT_NOTICE
             with suppress(Exception):  # stderr may be closed, and the wait goes on without it
                 self._print(f"{text(now - self._began)}\n")
+
+    @contextmanager
+    def meanwhile(self, text: Callable[[float], str]) -> Iterator[None]:
+        """Say it from a thread, while the caller is in one wait that it cannot divide."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(self.left):
+                self.say_if_due(text)
+
+        thread = threading.Thread(target=watch, daemon=True, name="cydist-notices")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 class LoopGuard:

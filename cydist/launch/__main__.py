@@ -18,6 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     or 128 plus the number of the signal that ended that rank or this launcher.
     """
     options = parse(sys.argv[1:] if argv is None else argv)
+    if options.hosts:
+        from cydist.launch.ssh import run_over_ssh  # slow to import, and one host needs none
+
+        return run_supervised(lambda lifeline, _: run_over_ssh(options, lifeline), options.signals)
     return run_supervised(partial(run_job, options), options.signals)
 
 

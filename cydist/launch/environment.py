@@ -102,7 +102,7 @@ def _bind(host: str, *, reuse: bool = False) -> socket.socket:
 class Generation(NamedTuple):
     """One attempt at the job. A restart is a new generation, with a new secret and new ports.
 
-    secret      32 bytes; None when every host has CYDIST_SECRET_FILE
+    secret      32 bytes; None when every host has it in a file
     port        MASTER_PORT
     sizes       how many ranks each host has
     ports       of a job on one host; None: rank 0 serves the store on MASTER_PORT, which it binds
@@ -129,15 +129,19 @@ class Generation(NamedTuple):
             self.ports.close()
 
 
-def new_generation(options: LaunchOptions, number: int, sizes: tuple[int, ...]) -> Generation:
+def new_generation(
+    options: LaunchOptions, number: int, sizes: tuple[int, ...], secret: bytes | None = None
+) -> Generation:
     """Make generation `number`, with `sizes` ranks on the hosts.
+
+    secret      that several hosts were given; None: each has it in a file
 
     Raises RendezvousError if the address is not this host's, or if there is no port or descriptor
     left.
     """
     if options.nodes > 1:
         assert options.master_port is not None
-        return Generation(number, None, options.master_port, sizes, None)
+        return Generation(number, secret, options.master_port, sizes, None)
     ports = new_ports(options.master_addr, options.master_port)
     return Generation(number, new_secret(), ports.master, sizes, ports)
 

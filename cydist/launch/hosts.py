@@ -190,7 +190,7 @@ class Launchers:
 class HostZero(Launchers):
     """Host 0's launcher, which decides."""
 
-    def __init__(self, options: LaunchOptions, say: Callable[[str], object]) -> None:
+    def __init__(self, options: LaunchOptions, say: Callable[[str], object], secret: bytes) -> None:
         super().__init__(options, say)
         assert options.master_port is not None
         self._all = set(range(options.nodes))
@@ -208,7 +208,7 @@ class HostZero(Launchers):
             raise RendezvousError(
                 f"{error}. This launcher is host 0: on other hosts, give --node-rank"
             ) from None
-        self._acceptor = Acceptor(self._selector, auth.secret(), _CHANNEL, _job_name(options))
+        self._acceptor = Acceptor(self._selector, secret, _CHANNEL, _job_name(options))
         for listener in listeners:
             self._acceptor.listen(listener)
 
@@ -419,9 +419,9 @@ class HostZero(Launchers):
 class OtherHost(Launchers):
     """Another host's launcher, which is connected to host 0's."""
 
-    def __init__(self, options: LaunchOptions, say: Callable[[str], object]) -> None:
+    def __init__(self, options: LaunchOptions, say: Callable[[str], object], secret: bytes) -> None:
         super().__init__(options, say)
-        self._secret = auth.secret()
+        self._secret = secret
         self._connection: _Connection | None = None
         self._failure: Exception | None = None  # of the latest attempt
         self._told_all = False  # how this host's ranks ended
@@ -570,10 +570,13 @@ def _shared(options: LaunchOptions) -> Message:
     }
 
 
-def other_launchers(options: LaunchOptions, say: Callable[[str], object]) -> Launchers:
+def other_launchers(
+    options: LaunchOptions, say: Callable[[str], object], secret: bytes | None = None
+) -> Launchers:
     """Begin to meet the other launchers of the job.
 
     say     prints a message, in whole lines
+    secret  that all of them were given; None: that of CYDIST_SECRET_FILE, or the user's own
 
     Raises RendezvousError if host 0's port cannot be listened on, or if this host cannot encrypt as
     it should, AuthenticationError if it has no usable secret.
@@ -584,4 +587,4 @@ def other_launchers(options: LaunchOptions, say: Callable[[str], object]) -> Lau
     except ValueError as error:
         raise RendezvousError(str(error)) from None
     kind = OtherHost if options.node_rank else HostZero
-    return kind(options, say)
+    return kind(options, say, auth.secret() if secret is None else secret)

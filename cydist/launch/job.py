@@ -16,16 +16,15 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import re
 import selectors
 import signal
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cydist.errors import RendezvousError
-from cydist.launch.console import consoles
 from cydist.launch.environment import new_generation
 from cydist.launch.failures import (
     about_to_fail,
@@ -38,7 +37,7 @@ from cydist.launch.failures import (
     remove_files,
 )
 from cydist.launch.options import STREAMS, LaunchOptions
-from cydist.launch.output import Lines, LogFile, OutputStream
+from cydist.launch.output import Lines, LogFile, OutputStream, OutputStreams
 from cydist.launch.processes import (
     exit_code,
     kill_descendants,
@@ -74,16 +73,27 @@ class JobStage(enum.Enum):
 
 
 class Job:
-    """All workers of this host, from the first start to the last end."""
+    """All workers of this host, from the first start to the last end.
 
-    def __init__(self, options: LaunchOptions, files: str) -> None:
+    files       directory of what ranks leave for the launcher
+    secret      that all hosts of the job were given; None: each has it in a file
+    on_start    called when the first workers are about to start
+    """
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        files: str,
+        secret: bytes | None = None,
+        on_start: Callable[[], object] = lambda: None,
+    ) -> None:
         self.options = options
         self._files = files  # directory of what ranks leave for the launcher
+        self._secret = secret
+        self._on_start = on_start
         self.stopped_by: int | None = None  # the first signal that the launcher received
         self.abandoned = False  # the outer process is dead
-        self._consoles = consoles()
         self._workers: list[Worker] = []
-        self._streams: dict[int, OutputStream] = {}
         self._stage = JobStage.RUNNING
         self._deadline: float | None = None
         self._now = time.monotonic()
@@ -92,6 +102,7 @@ class Job:
         self._hosts: Launchers | None = None  # of a job over several hosts
         self._not_met: RendezvousError | None = None  # why the launchers do not meet
         self._selector = selectors.DefaultSelector()
+        self._output = OutputStreams(self._selector)
         self._loop_guard = LoopGuard("cydistrun", self._print)
         self._logs = ""
 
@@ -110,7 +121,7 @@ class Job:
             if self.options.nodes > 1:
                 from cydist.launch import hosts  # slow to import, and one host needs none
 
-                self._hosts = hosts.other_launchers(self.options, self._print)
+                self._hosts = hosts.other_launchers(self.options, self._print, self._secret)
                 self._register(self._hosts.fileno(), self._serve_hosts)
             return self._run_generations()
         except (OSError, RendezvousError) as error:
@@ -125,10 +136,9 @@ class Job:
             if not self.abandoned:
                 if left:
                     self._print(f"cydistrun: cannot be killed: {', '.join(map(str, left))}\n")
-                for console in set(self._consoles.values()):
-                    # All workers are gone, so a pager may take its time, as with any program.
-                    told = self.stopped_by is not None
-                    console.drain(lifeline, self.options.grace if told else None)
+                # All workers are gone, so a pager may take its time, as with any program.
+                told = self.stopped_by is not None
+                self._output.drain(lifeline, self.options.grace if told else None)
 
     def _run_generations(self) -> int:
         if self._hosts is not None:
@@ -180,10 +190,11 @@ class Job:
             if not hosts.verdict.restart:
                 return hosts.verdict.code
             number += 1
-            self._print(
-                f"cydistrun: starting all {sum(hosts.sizes)} ranks of {self.options.nodes} hosts "
-                f"again (restart {number} of {self.options.max_restarts})\n"
-            )
+            if self.options.speaks:
+                self._print(
+                    f"cydistrun: starting all {sum(hosts.sizes)} ranks of {self.options.nodes} "
+                    f"hosts again (restart {number} of {self.options.max_restarts})\n"
+                )
             hosts.tell("ended")
 
     def _await_order(self, hosts: Launchers, number: int) -> None:
@@ -231,11 +242,10 @@ class Job:
 
     def _report_verdict(self, verdict: Verdict) -> None:
         ours = self._told_of if verdict.node == self.options.node_rank else None
-        if ours is None or ours.rank != verdict.rank:
+        if ours is not None and ours.rank != verdict.rank:
             ours = None
-            self._print(verdict.text)
-        else:
-            self._print(account(ours))
+        if self.options.speaks:
+            self._print(verdict.text if ours is None else account(ours))
         self._print(aftermath(ours, self._workers))
         for worker in self._workers:
             worker.close()
@@ -250,7 +260,9 @@ class Job:
     def _run_generation(self, number: int, sizes: tuple[int, ...]) -> None:
         """Start all workers, and return when they and all their descendants have ended."""
         self._stage, self._deadline, self._first = JobStage.RUNNING, None, None
-        generation = new_generation(self.options, number, sizes)
+        if number == 0:
+            self._on_start()
+        generation = new_generation(self.options, number, sizes, self._secret)
         inherited = dict(os.environ)
         first_rank = generation.first_rank(self.options.node_rank)
         self._workers = [
@@ -269,9 +281,7 @@ class Job:
         self._loop(lambda: self._stage is JobStage.SWEEPING)
         self._loop(lambda: not signal_descendants(0))
         kill_descendants(FINAL_WAIT_SECONDS)
-        for fd in list(self._streams):
-            self._read_all(fd)
-            self._close(fd)
+        self._output.finish()
 
     # Watching.
 
@@ -289,14 +299,14 @@ class Job:
     def _round(self) -> None:
         """Wait until something happens or must happen, and handle it."""
         others = None if self._hosts is None else self._hosts.deadline
-        ends = (self._now + LONGEST_WAIT, self._deadline, self._hold_back(), others)
+        ends = (self._now + LONGEST_WAIT, self._deadline, self._output.hold_back(), others)
         first = min(end for end in ends if end is not None)
         events = self._selector.select(max(0.0, first - self._now))
         self._now = time.monotonic()
         if others is not None and others <= self._now:
             self._serve_hosts()
         # Ends come before output, since other workers' messages about an end come after it.
-        for key, _ in sorted(events, key=lambda event: event[0].fd in self._streams):
+        for key, _ in sorted(events, key=lambda event: event[0].fd in self._output):
             try:
                 key.data()
             except Exception as error:
@@ -354,7 +364,7 @@ class Job:
         """Decide which worker failed first, if that is not decided yet."""
         for worker in self._workers:
             if worker.code and 2 in worker.pipes:
-                self._read_all(worker.pipes[2])
+                self._output.read_all(worker.pipes[2])
         self._first = self._first or first_failure(self._workers)
 
     def _stop(self, number: int) -> None:
@@ -427,7 +437,7 @@ class Job:
         """Start reading from the worker's pipes."""
         shown = self.options.shown is None or worker.local_rank in self.options.shown
         for stream, fd in worker.pipes.items():
-            console = self._consoles[stream]
+            console = self._output.consoles[stream]
             sinks: list[Callable[[bytes], None]] = []
             if stream in worker.logs:
                 sinks.append(worker.logs[stream].write)
@@ -436,58 +446,16 @@ class Job:
             prefix = console.prefix(worker.rank) if self.options.prefix else b""
             lines = Lines(prefix, console) if shown else None
             logged = stream in worker.logs
-            self._streams[fd] = OutputStream(fd, sinks, lines, console, logged=logged)
-            self._register(fd, partial(self._read, fd))
+            self._output.add(OutputStream(fd, sinks, lines, console, logged=logged))
 
-    def _read(self, fd: int) -> bool:
-        """Pass on a worker's output; return False if there is none at the moment."""
-        if (stream := self._streams.get(fd)) is None:
-            return False
-        state = stream.read()
-        if state is None or stream.unwanted:
-            self._close(fd)
-            return False
-        return state
-
-    def _read_all(self, fd: int) -> None:
-        """Pass on the pipe's present contents, and no more than a pipe holds."""
-        for _ in range(64):
-            if not self._read(fd):
-                return
-
-    def _close(self, fd: int) -> None:
-        if (stream := self._streams.pop(fd, None)) is not None:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(fd)
-            stream.close()
-
-    def _hold_back(self) -> float | None:
-        """Read only from workers whose console takes more; return until when the others must
-        wait."""
-        registered = self._selector.get_map()
-        waits = []
-        for fd, stream in self._streams.items():
-            if stream.held and fd in registered:
-                self._selector.unregister(fd)
-            elif not stream.held and fd not in registered:
-                self._register(fd, partial(self._read, fd))
-            if stream.held:
-                waits.append(stream.console.stalls_at)
-        for console in set(self._consoles.values()):
-            waiting = console.fileno() in registered
-            if console.pending and not waiting:
-                self._register(console.fileno(), console.flush, selectors.EVENT_WRITE)
-            elif waiting and not console.pending:
-                self._selector.unregister(console.fileno())
-        return min(waits, default=None)
-
-    def _register(
-        self, fd: int, handler: Callable[[], object], events: int = selectors.EVENT_READ
-    ) -> None:
-        self._selector.register(fd, events, handler)
+    def _register(self, fd: int, handler: Callable[[], object]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, handler)
 
     def _print(self, text: str) -> None:
-        self._consoles[2].write(text.encode(errors="replace"), must=True)
+        if self.options.label:
+            own = f"cydistrun on {self.options.label}: "
+            text = re.sub("^cydistrun: ", lambda _: own, text, flags=re.MULTILINE)
+        self._output.print(text)
 
     def _log_directory(self) -> str:
         """Return the directory of this run's log files, made on demand."""
@@ -513,7 +481,13 @@ class Job:
                 worker.logs[stream] = LogFile(os.path.join(directory, f"{name}.log"))
 
 
-def run_job(options: LaunchOptions, lifeline: int, files: str) -> int:
+def run_job(
+    options: LaunchOptions,
+    lifeline: int,
+    files: str,
+    secret: bytes | None = None,
+    on_start: Callable[[], object] = lambda: None,
+) -> int:
     """Run a job below this process, with its files in the directory `files`, and return the exit
-    code."""
-    return Job(options, files).run(lifeline)
+    code; see Job."""
+    return Job(options, files, secret, on_start).run(lifeline)

@@ -10,6 +10,7 @@ import argparse
 import difflib
 import glob
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,27 @@ REFUSED = {
 REFUSED_FLAGS = {"--virtual-local-rank"}  # the others take a value
 
 
+class ListedHost(NamedTuple):
+    """One host of --hosts.
+
+    name        as the user wrote it: HOST or USER@HOST
+    size        its number of processes, as --nproc-per-node takes it
+    """
+
+    name: str
+    size: str
+
+
 class LaunchOptions(NamedTuple):
-    """The program, its place and its output options, checked and resolved."""
+    """The program, its place and its output options, checked and resolved.
+
+    Of a job that --hosts starts:
+
+    hosts       where to start launchers; empty on these hosts
+    given       the options as they were given, for the launchers there
+    exported    variables that the launchers there get beside the usual ones
+    label       the name of this launcher's host in the list
+    """
 
     command: tuple[str, ...]
     is_script: bool = True  # run by this Python; else a module or a program
@@ -60,6 +80,15 @@ class LaunchOptions(NamedTuple):
     shown: frozenset[int] | None = None  # local ranks on the console; None: all
     prefix: bool = True
     pass_local_rank: bool = False
+    hosts: tuple[ListedHost, ...] = ()
+    given: Mapping[str, Any] = {}
+    exported: tuple[str, ...] = ()
+    label: str = ""
+
+    @property
+    def speaks(self) -> bool:
+        """Return whether this launcher prints what concerns all hosts."""
+        return not self.label or self.node_rank == 0
 
 
 class Parser(argparse.ArgumentParser):
@@ -126,6 +155,14 @@ def parser() -> Parser:
     add(
         sizes, "--nproc-per-node", "--nproc", "--np", "-np", "-n", default="1", metavar="N",
         help="processes on this host: a number, cpu, gpu, or auto (GPUs if any, else CPUs)",
+    )  # fmt: skip
+    add(
+        sizes, "--hosts", default="", metavar="HOST:N,...",
+        help="hosts, each with its number of processes: start cydistrun on all of them by ssh",
+    )  # fmt: skip
+    add(
+        sizes, "--export", default="", metavar="NAMES",
+        help="with --hosts: further variables of this environment that ranks elsewhere find",
     )  # fmt: skip
     add(sizes, "--nnodes", default="1", metavar="N", help="hosts; start cydistrun on each")
     add(sizes, "--node-rank", type=int, default=0, metavar="K", help="this host's number")
@@ -214,12 +251,18 @@ def parse(argv: Sequence[str]) -> LaunchOptions:
     it = parser()
     given = it.parse_args(it.hyphens(argv))
     try:
-        return _resolve(given)
+        if given.hosts:
+            return _resolve_hosts(given)
+        options = resolve(given)
+        if options.nodes > 1 and not config.INSECURE.is_on():
+            _check_secret_file(config.SECRET_FILE.get())
+        return options
     except ValueError as error:
         it.error(str(error))
 
 
-def _resolve(given: argparse.Namespace) -> LaunchOptions:
+def resolve(given: argparse.Namespace) -> LaunchOptions:
+    """Return the options of one host's launcher. Raises ValueError if they are invalid."""
     for name, reason in REFUSED.items():
         if getattr(given, name[2:].replace("-", "_")) not in (None, False, "", "null", "0"):
             raise ValueError(f"{name} is not supported: {reason}")
@@ -265,19 +308,77 @@ def _resolve(given: argparse.Namespace) -> LaunchOptions:
     )
 
 
+def _resolve_hosts(given: argparse.Namespace) -> LaunchOptions:
+    """Return the options of a job whose launchers are to be started on other hosts."""
+    for name in ("--nnodes", "--node-rank", "--standalone", "--rdzv-endpoint"):
+        value = getattr(given, name[2:].replace("-", "_"))
+        if value not in ("1", 0, False, ""):
+            raise ValueError(f"{name} and --hosts exclude each other")
+    hosts = listed_hosts(given.hosts, given.nproc_per_node)
+    exported = tuple(filter(None, map(str.strip, given.export.split(","))))
+    if unset := [name for name in exported if name not in os.environ]:
+        raise ValueError(f"--export: {unset[0]} is not set here")
+    given.rdzv_id = given.rdzv_id or os.urandom(8).hex()
+    # What depends on the host is checked there: its GPUs or CPUs, and which local ranks it has.
+    local = {"redirects": "0", "tee": "0", "local_ranks_filter": "", "nproc_per_node": "1"}
+    for node, host in enumerate(hosts):
+        here = for_host(vars(given), hosts, node, "host0")
+        found = resolve(argparse.Namespace(**here | ({} if host.size.isdigit() else local)))
+    address = given.master_addr.removeprefix("[").removesuffix("]")
+    return found._replace(
+        nodes=len(hosts), node_rank=0, master_addr=address, hosts=hosts, given=vars(given),
+        exported=exported,
+    )  # fmt: skip
+
+
+def listed_hosts(text: str, size: str) -> tuple[ListedHost, ...]:
+    """Return the hosts in `a:2,b`, of which those without a number have `size` processes.
+
+    Raises ValueError for what is no such list.
+    """
+    hosts: list[ListedHost] = []
+    for part in text.split(","):
+        name, colon, tail = part.strip().rpartition(":")
+        if not colon or tail.endswith("]"):
+            name, tail = part.strip(), size
+        bare = name.rpartition("@")[2]
+        if not bare or name.startswith("-") or not tail or any(map(str.isspace, name)):
+            raise ValueError(f"--hosts {text!r}: {part!r} is not HOST or HOST:N")
+        if ":" in bare and not (bare.startswith("[") and bare.endswith("]")):
+            raise ValueError(
+                f"--hosts: {part!r} has two colons: write an IPv6 address in brackets, and a port "
+                "into ~/.ssh/config"
+            )
+        if any(name == other.name for other in hosts):
+            raise ValueError(f"--hosts: {name} is given twice: give it once, with all its ranks")
+        hosts.append(ListedHost(name, tail))
+    return tuple(hosts)
+
+
+def for_host(
+    given: Mapping[str, Any], hosts: Sequence[ListedHost], node: int, address: str
+) -> dict[str, Any]:
+    """Return the options as if they had been given on one of the hosts.
+
+    address     of the first host, as the others reach it
+    """
+    return {
+        **given, "hosts": "", "export": "", "nnodes": str(len(hosts)), "node_rank": node,
+        "nproc_per_node": hosts[node].size, "master_addr": address,
+    }  # fmt: skip
+
+
 def _nodes(given: argparse.Namespace) -> int:
     low, _, high = given.nnodes.partition(":")
     try:
-        nodes = int(low)
-        if high and int(high) != nodes:
-            raise ValueError(
-                f"--nnodes {given.nnodes}: cydistrun does not support an elastic number of hosts; "
-                f"torchrun does, and its ranks can use cydist: {_for_torchrun(given)}"
-            )
-    except ValueError as error:
-        if high and "elastic" in str(error):
-            raise
+        nodes, most = int(low), int(high or low)
+    except ValueError:
         raise ValueError(f"--nnodes {given.nnodes!r} is not a number") from None
+    if most != nodes:
+        raise ValueError(
+            f"--nnodes {given.nnodes}: cydistrun does not support an elastic number of hosts. "
+            f"{_for_others(given, nodes, most)}"
+        )
     if nodes < 1:
         raise ValueError(f"--nnodes must be at least 1, got {nodes}")
     if given.standalone and nodes > 1:
@@ -290,12 +391,22 @@ def _nodes(given: argparse.Namespace) -> int:
     return nodes
 
 
-def _for_torchrun(given: argparse.Namespace) -> str:
-    """Return the command line of torchrun that starts this elastic job."""
+def _for_others(given: argparse.Namespace, least: int, most: int) -> str:
+    """Return the command lines of other launchers that start this elastic job."""
+    program = shlex.join((given.script, *given.arguments))
+    if shutil.which("sbatch"):
+        kind = "-m " if given.module else ""
+        step = f"srun --kill-on-bad-exit=1 {'' if given.no_python else f'python {kind}'}{program}"
+        return (
+            "Slurm takes as many hosts as it has at each start, and its ranks can use cydist: "
+            f"sbatch --nodes={least}-{most} --ntasks-per-node={given.nproc_per_node} --requeue "
+            f"--wrap {shlex.quote(step)}"
+        )
     endpoint = f"{given.master_addr or 'HOST'}:{given.master_port or DEFAULT_PORT}"
     return (
-        f"torchrun --nnodes {given.nnodes} --nproc-per-node {given.nproc_per_node} "
-        f"--max-restarts 3 --rdzv-backend c10d --rdzv-endpoint {endpoint} {given.script}"
+        f"torchrun does, and its ranks can use cydist: torchrun --nnodes {given.nnodes} "
+        f"--nproc-per-node {given.nproc_per_node} --max-restarts 3 --rdzv-backend c10d "
+        f"--rdzv-endpoint {endpoint} {program}"
     )
 
 
@@ -341,9 +452,7 @@ def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
         if tail and port is None and given.rdzv_backend == "static":
             port = int(tail)
     if nodes > 1 and not address:
-        raise ValueError("several hosts need --master-addr, the address of host 0")
-    if nodes > 1 and not config.INSECURE.is_on():
-        _check_secret_file(config.SECRET_FILE.get())
+        raise ValueError("several hosts need --master-addr, the address of host 0; or --hosts")
     port = port or (DEFAULT_PORT if nodes > 1 else None)
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"--master-port {port} is not in 1..65535")
@@ -353,12 +462,8 @@ def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
 
 
 def _check_secret_file(path: str) -> None:
-    if not path:
-        raise ValueError(
-            "several hosts need the same secret: set CYDIST_SECRET_FILE on each to a file of mode "
-            "0600 (openssl rand -hex 32)"
-        )
-    if not os.path.isfile(path):
+    """Check that the file is there which the user named; without one, hosts share a home."""
+    if path and not os.path.isfile(path):
         where = "" if os.path.isabs(path) else f" (from {os.getcwd()})"
         what = "is no regular file" if os.path.exists(path) else "does not exist"
         raise ValueError(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 from collections.abc import Callable
+from functools import partial
 
-from cydist.launch.console import Console
+from cydist.launch.console import Console, consoles
 
 # Longer lines are cut, so that output without line ends cannot fill the memory.
 LONGEST_LINE_BYTES = 1 << 20
@@ -145,3 +147,85 @@ class OutputStream:
         if self._lines is not None:
             self._lines.end()
         os.close(self.fd)
+
+
+class OutputStreams:
+    """All pipes of one launcher, whose output goes to its consoles.
+
+    selector    of the launcher's loop: the data of a key is the function to call
+
+    A pipe is read only while its console takes more.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self.consoles = consoles()
+        self._selector = selector
+        self._streams: dict[int, OutputStream] = {}
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._streams
+
+    def add(self, stream: OutputStream) -> None:
+        """Start reading from a pipe, which is closed at its end."""
+        self._streams[stream.fd] = stream
+        self._read_when_ready(stream.fd)
+
+    def read(self, fd: int) -> bool:
+        """Pass on a pipe's output; return False if there is none at the moment."""
+        if (stream := self._streams.get(fd)) is None:
+            return False
+        state = stream.read()
+        if state is None or stream.unwanted:
+            self.close(fd)
+            return False
+        return state
+
+    def read_all(self, fd: int) -> None:
+        """Pass on the pipe's present contents, and no more than a pipe holds."""
+        for _ in range(64):
+            if not self.read(fd):
+                return
+
+    def close(self, fd: int) -> None:
+        """Pass on the last, unfinished line, and close the pipe."""
+        if (stream := self._streams.pop(fd, None)) is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(fd)
+            stream.close()
+
+    def finish(self) -> None:
+        """Pass on what all pipes contain, and close them."""
+        for fd in list(self._streams):
+            self.read_all(fd)
+            self.close(fd)
+
+    def hold_back(self) -> float | None:
+        """Read only from pipes whose console takes more; return until when the others must wait."""
+        registered = self._selector.get_map()
+        waits = []
+        for fd, stream in self._streams.items():
+            if stream.held and fd in registered:
+                self._selector.unregister(fd)
+            elif not stream.held and fd not in registered:
+                self._read_when_ready(fd)
+            if stream.held:
+                waits.append(stream.console.stalls_at)
+        for console in set(self.consoles.values()):
+            waiting = console.fileno() in registered
+            if console.pending and not waiting:
+                self._selector.register(console.fileno(), selectors.EVENT_WRITE, console.flush)
+            elif waiting and not console.pending:
+                self._selector.unregister(console.fileno())
+        return min(waits, default=None)
+
+    def print(self, text: str) -> None:
+        """Print the launcher's own text to stderr, in whole lines."""
+        self.consoles[2].write(text.encode(errors="replace"), must=True)
+
+    def drain(self, interrupt: int, patience: float | None) -> None:
+        """Write what the consoles have queued; see Console.drain."""
+        for console in set(self.consoles.values()):
+            console.drain(interrupt, patience)
+
+    def _read_when_ready(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, partial(self.read, fd))

@@ -43,8 +43,12 @@ def ignore_signal(number: int, frame: FrameType | None) -> None:
     it."""
 
 
-def run_supervised(inner: Callable[[int, str], int], signals: Sequence[int]) -> int:
+def run_supervised(
+    inner: Callable[[int, str], int], signals: Sequence[int], orders: int | None = None
+) -> int:
     """Run `inner(lifeline, files)` in a child of the guard, and return its result, the exit code.
+
+    orders      descriptor from which bytes are forwarded like signals; its end of file is a SIGTERM
 
     Call it while this process has one thread. Each of `signals` is forwarded as one byte in
     `lifeline`. Signals that are ignored now (nohup, shells' background jobs) stay ignored here and
@@ -80,7 +84,7 @@ def run_supervised(inner: Callable[[int, str], int], signals: Sequence[int]) -> 
         _run_in_child(lambda: _guard(inner, lifeline, files))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(lifeline)
-    status = _forward_until_exit(child, wake_read, forward, forwarded)
+    status = _forward_until_exit(child, wake_read, forward, forwarded, orders)
     return _clear("guard", status, files, besides=outsiders)
 
 
@@ -127,13 +131,17 @@ def _clear(who: str, status: int, files: str, *, besides: Collection[int] = ()) 
     return exit_code(status)
 
 
-def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]) -> int:
+def _forward_until_exit(
+    child: int, wake: int, forward: int, forwarded: set[int], orders: int | None
+) -> int:
     """Forward signals until `child` exits; return its exit status as subprocess gives it."""
     handle = pidfd(child)
     poller = select.poll()
     if handle is not None:
         poller.register(handle, select.POLLIN)
     poller.register(wake, select.POLLIN)
+    if orders is not None:
+        poller.register(orders, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poller.poll(LOOK_MS if handle is None else None)}
         if wake in ready:
@@ -143,6 +151,12 @@ def _forward_until_exit(child: int, wake: int, forward: int, forwarded: set[int]
                 if signal.SIGTSTP in numbers:
                     os.kill(os.getpid(), signal.SIGSTOP)
                     os.write(forward, bytes([signal.SIGCONT]))
+        if orders is not None and orders in ready:
+            numbers = os.read(orders, 4096)
+            if not numbers:
+                poller.unregister(orders)
+            with contextlib.suppress(OSError):
+                os.write(forward, numbers or bytes([signal.SIGTERM]))
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             if handle is not None:

@@ -42,7 +42,7 @@ from cydist.stores import MembershipStore, PrefixStore, Store, TCPStore
 from cydist.stores.membership_store import close_on_error, served_by
 from cydist.stores.store import Timeout
 from cydist.tuning.file import MOST_RANKS
-from cydist.waiting import DEFAULT_TIMEOUT, duration
+from cydist.waiting import DEFAULT_TIMEOUT, WaitNotices, duration
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult  # slow to import, and env:// needs no URL
@@ -337,10 +337,16 @@ def _via_shared_store(
             address = Address(size, host, store.port, name)
             shared_store.set("address", signed_address(address, purpose, job))
         return store
-    patience, wrong = _FIRST_TRY, _UnchangedSince()
+    patience, wrong, notices = _FIRST_TRY, _UnchangedSince(), WaitNotices()
+
+    def notice(seconds: float) -> str:
+        who = f"cydist: rank {rank} on {socket.gethostname()}"
+        return f"{who} has waited {seconds:.0f} s for rank 0, whose address is not in {where} yet"
+
     while True:
         try:
-            shared_store.wait(["address"], call.remaining)
+            with notices.meanwhile(notice):
+                shared_store.wait(["address"], call.remaining)
         except RuntimeError as error:
             raise RendezvousError(
                 f"rendezvous: timeout: rank 0 has not said where its store is ({error})",

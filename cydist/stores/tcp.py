@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import math
 import os
+import select
 import socket
 import threading
 import time
@@ -443,10 +444,8 @@ class _Pool:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _notice(self, failure: Exception, seconds: float) -> str:
-        return (
-            f"cydist: {socket.gethostname()} (process {os.getpid()}) has waited {seconds:.0f} s "
-            f"for the store at {self.name}: {why_unreachable(self.host, failure)}"
-        )
+        why = why_unreachable(self.host, failure)
+        return f"{_who()} has waited {seconds:.0f} s for the store at {self.name}: {why}"
 
     def _missing(self, seconds: float, failure: Exception) -> StoreTimeoutError:
         why = with_remedy(failure) if no_descriptor(failure) else ""
@@ -472,6 +471,8 @@ class _Pool:
                 sock.settimeout(one_wait(max(0.001, until - time.monotonic())))
                 sock.connect(address)
                 watch_idle(sock)
+                if awaited and notices is not None:
+                    self._await_master(sock, deadline, notices)
                 return _Connection(sock, self._authenticate(sock, deadline, awaited))
             except BaseException as error:
                 sock.close()
@@ -480,6 +481,20 @@ class _Pool:
                     continue
                 raise
         raise failure
+
+    def _await_master(self, sock: socket.socket, deadline: float, notices: WaitNotices) -> None:
+        """Wait in the launcher's queue until the master speaks, at most until the deadline."""
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        while (left := deadline + _GRACE - time.monotonic()) > 0:
+            if poller.poll(1000 * one_wait(min(left, notices.left))):
+                return
+            notices.say_if_due(
+                lambda seconds: (
+                    f"{_who()} has waited {seconds:.0f} s for rank 0, in whose place the launcher "
+                    f"listens at {self.name}: rank 0 has not come to init_process_group"
+                )
+            )
 
     def _authenticate(self, sock: socket.socket, deadline: float, awaited: bool) -> ClientHandshake:
         if sock.getsockname() == sock.getpeername():
@@ -495,6 +510,11 @@ class _Pool:
             deadline=deadline + _GRACE,
             patience=math.inf if awaited else auth.HANDSHAKE_TIMEOUT,
         )
+
+
+def _who() -> str:
+    """Return this process's name in notices: its rank may not be known yet."""
+    return f"cydist: {socket.gethostname()} (process {os.getpid()})"
 
 
 class _Connection:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from handshakes import SECRET, record_pair, shake_hands
+from handshakes import KEY, SECRET, record_pair, sessions, shake_hands
 from hypothesis import given
 from hypothesis import strategies as st
 from mutation import cut, mutated
@@ -20,8 +20,6 @@ from cydist.net import auth
 
 pytestmark = pytest.mark.fuzz
 
-KEY = bytes(range(32))
-
 
 @pytest.fixture(autouse=True, scope="module")
 def encrypted() -> Iterator[None]:
@@ -29,15 +27,6 @@ def encrypted() -> Iterator[None]:
         patch.setenv("CYDIST_ENCRYPT", "1")
         auth.check_encryption()
         yield
-
-
-def sessions() -> tuple[_native.TlsSession, _native.TlsSession]:
-    """A server and a client after TLS's handshake."""
-    server, client = _native.TlsSession(KEY, True), _native.TlsSession(KEY, False)
-    server.handshake(client.handshake(server.handshake(client.handshake(b""))))
-    assert server.done
-    assert client.done
-    return server, client
 
 
 @given(

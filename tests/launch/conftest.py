@@ -47,6 +47,10 @@ class Launcher:
         """Start a shell's command line."""
         return self._start(["sh", "-c", command])
 
+    def start_command(self, *command: str, **more: object) -> subprocess.Popen[bytes]:
+        """Start another program; see `start`."""
+        return self._start([*command], **more)
+
     def start(self, *arguments: str, **more: object) -> subprocess.Popen[bytes]:
         """Start cydistrun; `more` goes to Popen, `env` is added to the environment."""
         return self._start([sys.executable, "-m", "cydist.launch", *arguments], **more)

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from launched_hosts import CAUSE_ENDS_LAST, FIFOS
 
 if TYPE_CHECKING:
     from conftest import Launcher
@@ -43,22 +44,9 @@ def test_traceback_is_repeated(launcher: Launcher) -> None:
 
 def test_cause_comes_before_its_consequence(launcher: Launcher) -> None:
     """A rank that raised first but took longer to end than the rank that noticed is the cause."""
-    for name in ("pid", "raised"):
+    for name in FIFOS:
         os.mkfifo(launcher.directory / name)
-    script = launcher.script(
-        "class PeerFailedError(Exception): pass",
-        "import atexit, select",
-        "if rank == 1:",
-        "    other = os.pidfd_open(int(open('pid').read()))",
-        "    def slow_end():",
-        "        open('raised', 'w').close()",
-        "        select.select([other], [], [])",
-        "    atexit.register(slow_end)",
-        "    raise ValueError('the cause')",
-        "with open('pid', 'w') as file: file.write(str(os.getpid()))",
-        "open('raised').close()",
-        "raise PeerFailedError('rank 1 is gone')",
-    )
+    script = launcher.script(*CAUSE_ENDS_LAST)
     result = launcher.run("-n", "2", script)
     assert "rank 1 (local rank 1" in result.stderr.partition(" failed first")[0].splitlines()[-1]
     assert result.returncode == 1

@@ -8,82 +8,37 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
-import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 from extra_values import more
-from transport_ranks import free_port
+from launched_hosts import (
+    CAUSE_ENDS_LAST,
+    DEADLINE,
+    FIFOS,
+    SUM,
+    HostLaunchers,
+    ends,
+    said,
+    secret_file,
+    without_notices,
+)
+from network_hosts import network_of, require_hosts
 
 if TYPE_CHECKING:
     from conftest import Launcher
 
 HERE = socket.gethostname()
-DEADLINE = 60.0
-SUM = (
-    "import numpy as np, cydist as dist",
-    "dist.init_process_group()",
-    "x = np.arange(3.0) + dist.get_rank()",
-    "dist.all_reduce(x)",
-)
-Ended = tuple[int, str, str]
-
-
-class Start(Protocol):
-    """Starts the launcher of one host."""
-
-    def __call__(
-        self,
-        node: int | None,
-        script: str,
-        *options: str,
-        nodes: int = 2,
-        key: str = "key",
-        env: Mapping[str, str] = {},
-        stdin: int | None = None,
-    ) -> subprocess.Popen[bytes]: ...
 
 
 @pytest.fixture
-def start(launcher: Launcher, tmp_path: Path) -> Start:
-    """Launchers of one job, which has a port and a secret of its own; `other` is another secret."""
-    port = free_port()
-    for name in ("key", "other"):
-        (tmp_path / name).touch(0o600)
-        (tmp_path / name).write_text(secrets.token_hex(32))
-
-    def start(
-        node: int | None,
-        script: str,
-        *options: str,
-        nodes: int = 2,
-        key: str = "key",
-        env: Mapping[str, str] = {},
-        stdin: int | None = None,
-    ) -> subprocess.Popen[bytes]:
-        which = () if node is None else (f"--node-rank={node}",)
-        settings = {"CYDIST_SECRET_FILE": str(tmp_path / key), **env}
-        return launcher.start(
-            f"--nnodes={nodes}", *which, "--master-addr=127.0.0.1", f"--master-port={port}",
-            "--restart-delay=0", *options, script, env=settings, stdin=stdin,
-        )  # fmt: skip
-
-    return start
-
-
-def ends(*processes: subprocess.Popen[bytes]) -> list[Ended]:
-    """Exit code, stdout and stderr of each."""
-    found = []
-    for process in processes:
-        out, err = process.communicate(timeout=DEADLINE)
-        found.append((process.returncode, out.decode(), err.decode()))
-    return found
+def start(launcher: Launcher) -> HostLaunchers:
+    """The launchers of one job."""
+    return HostLaunchers(launcher)
 
 
 def listens(launcher: Launcher, process: subprocess.Popen[bytes]) -> None:
@@ -99,18 +54,7 @@ def listens(launcher: Launcher, process: subprocess.Popen[bytes]) -> None:
     launcher.until(reached)
 
 
-def said(process: subprocess.Popen[bytes], words: str) -> str:
-    """The first line of its stderr with these words."""
-    assert process.stderr is not None
-    seen = ""
-    for line in iter(process.stderr.readline, b""):
-        seen += line.decode()
-        if words in line.decode():
-            return line.decode()
-    raise AssertionError(f"{words!r} is not in {seen!r}")
-
-
-def test_uneven_hosts(launcher: Launcher, start: Start) -> None:
+def test_uneven_hosts(launcher: Launcher, start: HostLaunchers) -> None:
     """Hosts with 1, 2 and 1 ranks: every rank has its place, and all make one job."""
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
     script = launcher.script(
@@ -121,7 +65,7 @@ def test_uneven_hosts(launcher: Launcher, start: Start) -> None:
     found = ends(
         *(start(node, script, f"-n{size}", nodes=3) for node, size in enumerate((1, 2, 1)))
     )
-    assert [(code, err) for code, _, err in found] == 3 * [(0, "")]
+    assert [(code, without_notices(err)) for code, _, err in found] == 3 * [(0, "")]
     assert sorted("".join(out for _, out, _ in found).splitlines()) == [
         "[0] 0 0 4 1 0 3 [6.0, 10.0, 14.0]",
         "[1] 1 0 4 2 1 3 [6.0, 10.0, 14.0]",
@@ -131,7 +75,7 @@ def test_uneven_hosts(launcher: Launcher, start: Start) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_ends_all_hosts(launcher: Launcher, start: Start, failing: int) -> None:
+def test_a_failure_ends_all_hosts(launcher: Launcher, start: HostLaunchers, failing: int) -> None:
     """Ranks of another host that compute end, too. Every launcher names the rank, its host and its
     last words, and has its exit code."""
     script = launcher.script(
@@ -151,25 +95,12 @@ def test_a_failure_ends_all_hosts(launcher: Launcher, start: Start, failing: int
     assert launcher.settles() == 0
 
 
-def test_a_consequence_on_host_0_is_not_the_first(launcher: Launcher, start: Start) -> None:
+def test_a_consequence_on_host_0_is_not_the_first(launcher: Launcher, start: HostLaunchers) -> None:
     """A rank of host 0 that reports the death of another host's rank, and ends sooner, is not
     named."""
-    for name in ("pid", "raised"):
+    for name in FIFOS:
         os.mkfifo(launcher.directory / name)
-    script = launcher.script(
-        "class PeerFailedError(Exception): pass",
-        "import atexit, select",
-        "if rank == 1:",
-        "    other = os.pidfd_open(int(open('pid').read()))",
-        "    def slow_end():",
-        "        open('raised', 'w').close()",
-        "        select.select([other], [], [])",
-        "    atexit.register(slow_end)",
-        "    raise ValueError('the cause')",
-        "with open('pid', 'w') as file: file.write(str(os.getpid()))",
-        "open('raised').close()",
-        "raise PeerFailedError('rank 1 is gone')",
-    )
+    script = launcher.script(*CAUSE_ENDS_LAST)
     for code, _, err in ends(start(0, script), start(1, script)):
         assert code == 1
         assert "cydistrun: rank 1 (local rank 0" in err
@@ -177,7 +108,9 @@ def test_a_consequence_on_host_0_is_not_the_first(launcher: Launcher, start: Sta
         assert err.count("failed first") == 1
 
 
-def test_a_failure_that_only_blames_others_ends_the_job(launcher: Launcher, start: Start) -> None:
+def test_a_failure_that_only_blames_others_ends_the_job(
+    launcher: Launcher, start: HostLaunchers
+) -> None:
     """Where no rank fails by itself, the one that blames another is named after all."""
     script = launcher.script("if rank: raise RuntimeError('PeerFailedError: a guess')", "pause()")
     for code, _, err in ends(start(0, script), start(1, script)):
@@ -185,7 +118,7 @@ def test_a_failure_that_only_blames_others_ends_the_job(launcher: Launcher, star
         assert "cydistrun: rank 1 (local rank 0" in err
 
 
-def test_restarts_are_of_all_hosts(launcher: Launcher, start: Start) -> None:
+def test_restarts_are_of_all_hosts(launcher: Launcher, start: HostLaunchers) -> None:
     """After a failure on one host the ranks of all start again as one job; one that had ended well
     does, too."""
     script = launcher.script(
@@ -208,7 +141,7 @@ def test_restarts_are_of_all_hosts(launcher: Launcher, start: Start) -> None:
     ]
 
 
-def test_restarts_end(launcher: Launcher, start: Start) -> None:
+def test_restarts_end(launcher: Launcher, start: HostLaunchers) -> None:
     """After the last one the job has failed, on every host."""
     script = launcher.script("sys.exit(6 * rank)")
     for code, _, err in ends(*(start(node, script, "--max-restarts=1") for node in range(2))):
@@ -217,7 +150,9 @@ def test_restarts_end(launcher: Launcher, start: Start) -> None:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_lost_launcher_ends_the_job(launcher: Launcher, start: Start, killed: int) -> None:
+def test_a_lost_launcher_ends_the_job(
+    launcher: Launcher, start: HostLaunchers, killed: int
+) -> None:
     """Where a host's launcher is killed, that of the other says so, and ends its ranks."""
     script = launcher.script("ready()", "pause()")
     hosts = [start(node, script, "--max-restarts=1") for node in range(2)]
@@ -232,7 +167,7 @@ def test_a_lost_launcher_ends_the_job(launcher: Launcher, start: Start, killed: 
 
 
 @pytest.mark.parametrize("told", [1, *more(0)])
-def test_a_signal_ends_all_hosts(launcher: Launcher, start: Start, told: int) -> None:
+def test_a_signal_ends_all_hosts(launcher: Launcher, start: HostLaunchers, told: int) -> None:
     """A launcher that is told to end ends the job, and the other says which it was."""
     script = launcher.script("ready()", "pause()")
     hosts = [start(node, script, "--max-restarts=1") for node in range(2)]
@@ -245,7 +180,9 @@ def test_a_signal_ends_all_hosts(launcher: Launcher, start: Start, told: int) ->
 
 
 @pytest.mark.parametrize("node", [0, *more(1)])
-def test_a_signal_ends_the_wait_for_hosts(launcher: Launcher, start: Start, node: int) -> None:
+def test_a_signal_ends_the_wait_for_hosts(
+    launcher: Launcher, start: HostLaunchers, node: int
+) -> None:
     """A launcher that waits for others ends when told, and starts nothing."""
     process = start(node, launcher.script("print('started')"))
     if node:
@@ -256,7 +193,7 @@ def test_a_signal_ends_the_wait_for_hosts(launcher: Launcher, start: Start, node
     assert ends(process)[0][:2] == (143, "")
 
 
-def test_a_node_rank_given_twice(launcher: Launcher, start: Start) -> None:
+def test_a_node_rank_given_twice(launcher: Launcher, start: HostLaunchers) -> None:
     """Both sides are told, at once. The launcher that came first stays, and the job starts when the
     right one has come."""
     script = launcher.script("pass")
@@ -283,7 +220,7 @@ def test_a_node_rank_given_twice(launcher: Launcher, start: Start) -> None:
     ],
 )
 def test_options_that_differ(
-    launcher: Launcher, start: Start, options: tuple[str, ...], words: str
+    launcher: Launcher, start: HostLaunchers, options: tuple[str, ...], words: str
 ) -> None:
     """What must be equal on all hosts is compared before anything starts."""
     script = launcher.script("print('started')")
@@ -294,7 +231,7 @@ def test_options_that_differ(
     assert words in err
 
 
-def test_a_forgotten_node_rank(launcher: Launcher, start: Start) -> None:
+def test_a_forgotten_node_rank(launcher: Launcher, start: HostLaunchers) -> None:
     """Two launchers that both are host 0: the second says what to give."""
     script = launcher.script("pass")
     listens(launcher, start(0, script))
@@ -304,7 +241,7 @@ def test_a_forgotten_node_rank(launcher: Launcher, start: Start) -> None:
     assert "This launcher is host 0: on other hosts, give --node-rank" in err
 
 
-def test_what_is_missing_is_said_on_both_sides(launcher: Launcher, start: Start) -> None:
+def test_what_is_missing_is_said_on_both_sides(launcher: Launcher, start: HostLaunchers) -> None:
     """Host 0's launcher says which hosts have not come and whom it refused, and tells those that
     have. One with another secret ends at once, and says why."""
     script = launcher.script("print('started')")
@@ -338,7 +275,7 @@ SURVIVORS = (
 
 
 @pytest.mark.parametrize("sizes", [(3,), (1, 2), *more((2, 1))], ids=str)
-def test_survivors_go_on(launcher: Launcher, start: Start, sizes: tuple[int, ...]) -> None:
+def test_survivors_go_on(launcher: Launcher, start: HostLaunchers, sizes: tuple[int, ...]) -> None:
     """With --keep-going a dead rank ends no other, on any host, and is named at the end. The exit
     code is that of the dead rank."""
     script = launcher.script(*SURVIVORS)
@@ -360,7 +297,9 @@ def test_survivors_go_on(launcher: Launcher, start: Start, sizes: tuple[int, ...
 
 
 @pytest.mark.parametrize("killed", [0, *more(1)])
-def test_keep_going_without_a_launcher(launcher: Launcher, start: Start, killed: int) -> None:
+def test_keep_going_without_a_launcher(
+    launcher: Launcher, start: HostLaunchers, killed: int
+) -> None:
     """With --keep-going the loss of a host's launcher is said, and ends no rank of the other."""
     script = launcher.script("ready()", "sys.stdin.readline()", "print('went on')")
     hosts = [start(node, script, "--keep-going", stdin=subprocess.PIPE) for node in range(2)]
@@ -372,7 +311,7 @@ def test_keep_going_without_a_launcher(launcher: Launcher, start: Start, killed:
     assert (hosts[1 - killed].returncode, out) == (1, b"[%d] went on\n" % (1 - killed))
 
 
-def test_the_secret_stays_in_its_file(launcher: Launcher, start: Start) -> None:
+def test_the_secret_stays_in_its_file(launcher: Launcher, start: HostLaunchers) -> None:
     """Ranks of several hosts find no pipe with a secret, and the address and port that the user
     gave."""
     script = launcher.script(
@@ -387,7 +326,34 @@ def test_the_secret_stays_in_its_file(launcher: Launcher, start: Start) -> None:
     ]
 
 
-def test_launchers_encrypt(launcher: Launcher, start: Start) -> None:
+def test_a_shared_home(launcher: Launcher, start: HostLaunchers, tmp_path: Path) -> None:
+    """Without CYDIST_SECRET_FILE the hosts use their user's own secret, which a home that they
+    share holds; the first launcher makes it."""
+    script = launcher.script(*SUM, "print(x.tolist())", "dist.destroy_process_group()")
+    home = {"XDG_STATE_HOME": str(tmp_path / "home")}
+    found = ends(*(start(node, script, key="", env=home) for node in range(2)))
+    assert [(code, out) for code, out, _ in found] == [
+        (0, f"[{rank}] [1.0, 3.0, 5.0]\n") for rank in range(2)
+    ]
+
+
+def test_homes_that_are_not_shared(
+    launcher: Launcher, start: HostLaunchers, tmp_path: Path
+) -> None:
+    """Both sides are told that their secrets differ, and what to do."""
+    script = launcher.script("print('started')")
+    host, other = (
+        start(node, script, key="", env={"XDG_STATE_HOME": str(tmp_path / f"home{node}")})
+        for node in range(2)
+    )
+    ((code, out, err),) = ends(other)
+    assert (code, out) == (1, "")
+    for text in (err, said(host, "has waited")):
+        assert "do not share one secret: give every host the same file, mode 0600" in text
+        assert "CYDIST_SECRET_FILE" in text
+
+
+def test_launchers_encrypt(launcher: Launcher, start: HostLaunchers) -> None:
     """With CYDIST_ENCRYPT=1 on all hosts the job works, launchers included; on one of two, both
     sides are told."""
     script = launcher.script("sys.exit(4 * rank)")
@@ -401,74 +367,38 @@ def test_launchers_encrypt(launcher: Launcher, start: Start) -> None:
     assert "CYDIST_ENCRYPT is 0 there and 1 here" in said(host, "has waited")
 
 
-def test_a_secret_that_others_can_read(launcher: Launcher, start: Start, tmp_path: Path) -> None:
+def test_a_secret_that_others_can_read(
+    launcher: Launcher, start: HostLaunchers, tmp_path: Path
+) -> None:
     """Is refused by the launcher, before anything starts."""
-    (tmp_path / "key").chmod(0o644)
+    secret_file(tmp_path / "key").chmod(0o644)
     ((code, out, err),) = ends(start(0, launcher.script("print('started')")))
     assert (code, out) == (1, "")
     assert "chmod 600" in err
 
 
-@pytest.fixture
-def two_networks() -> Iterator[list[str]]:
-    """Two network namespaces with a link between them, 10.213.7.1 and 10.213.7.2."""
-    names = [f"cydist-{os.getpid()}-{node}" for node in range(2)]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=DEADLINE)
-
-    if os.geteuid() or shutil.which("ip") is None:
-        pytest.skip("no network namespaces: they need root and ip")
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-            ip(
-                "link",
-                "add",
-                "one",
-                "netns",
-                names[0],
-                "type",
-                "veth",
-                "peer",
-                "one",
-                "netns",
-                names[1],
-            )
-            for node, name in enumerate(names):
-                for words in (f"addr add 10.213.7.{node + 1}/24 dev one", "link set one up"):
-                    ip("-n", name, *words.split())
-                ip("-n", name, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces: {error.stderr.decode()}")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE)
-
-
 @pytest.mark.long
-def test_a_host_that_is_cut_off(
-    launcher: Launcher, two_networks: list[str], tmp_path: Path
-) -> None:
+def test_a_host_that_is_cut_off(launcher: Launcher, tmp_path: Path) -> None:
     """Each of two launchers whose link goes down says that the other host was lost, and ends its
     ranks, though these compute."""
-    (tmp_path / "key").touch(0o600)
-    (tmp_path / "key").write_text(secrets.token_hex(32))
+    require_hosts()
+    key = secret_file(tmp_path / "key")
     script = launcher.script("ready()", "pause()")
-    program = f"env CYDIST_SECRET_FILE=key {sys.executable} -m cydist.launch"
-    hosts = [
-        launcher.start_shell(
-            f"exec ip netns exec {name} {program} --nnodes=2 --node-rank={node} "
-            f"--master-addr=10.213.7.1 {script}"
-        )
-        for node, name in enumerate(two_networks)
-    ]
-    for host in hosts:
-        launcher.wait_ready(host, 1)
-    subprocess.run(["ip", "-n", two_networks[0], "link", "set", "one", "down"], check=True)
-    for node, (code, _, err) in enumerate(ends(*hosts)):
-        assert code == 1
-        assert re.search(rf"cydistrun: host {1 - node}.* was lost, or its launcher killed", err)
-    assert launcher.settles() == 0
+    with network_of(2, tmp_path / "network") as (_, made):
+        command = (sys.executable, "-m", "cydist.launch", "--nnodes=2",
+                   f"--master-addr={made[0].address}")  # fmt: skip
+        hosts = [
+            launcher.start_command(
+                *host.enter("sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), *command,
+                            f"--node-rank={host.number}", script),
+                env={"CYDIST_SECRET_FILE": str(key)},
+            )
+            for host in made
+        ]  # fmt: skip
+        for host in hosts:
+            launcher.wait_ready(host, 1)
+        made[0].link_down()
+        for node, (code, _, err) in enumerate(ends(*hosts)):
+            assert code == 1
+            assert re.search(rf"cydistrun: host {1 - node}.* was lost, or its launcher killed", err)
+        assert launcher.settles() == 0

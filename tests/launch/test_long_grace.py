@@ -53,10 +53,10 @@ def test_what_is_no_time_is_refused(launcher: Launcher, option: str, value: str)
     assert f"{option} must not be negative, nor NaN" in done.stderr
 
 
-# cydistrun in which one method of the job raises once.
+# cydistrun in which one method raises once.
 BROKEN = """
 import sys
-from cydist.launch import job
+from cydist.launch import job, output, ssh
 from cydist.launch.__main__ import main
 
 def once(real, raised=[]):
@@ -67,18 +67,28 @@ def once(real, raised=[]):
         return real(*args)
     return call
 
-job.Job.{name} = once(job.Job.{name})
+{name} = once({name})
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("name", ["_hold_back", "_advance", "_read", "_reap"])
-def test_the_launcher_survives_a_round(launcher: Launcher, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("output.OutputStreams.hold_back", "-n1"),
+        ("output.OutputStreams.read", "-n1"),
+        ("job.Job._advance", "-n1"),
+        ("job.Job._reap", "-n1"),
+        ("output.OutputStreams.read", "--hosts=localhost:1"),
+        ("ssh._Starter._round", "--hosts=localhost:1"),
+    ],
+)
+def test_the_launcher_survives_a_round(launcher: Launcher, name: str, options: str) -> None:
     """The workers' output and exit codes arrive, and it says what happened, once."""
     broken = launcher.directory / "broken.py"
     broken.write_text(BROKEN.format(name=name))
     script = launcher.script("print('here', flush=True)", "sys.exit(7)")
-    process = launcher._start([sys.executable, str(broken), "-n", "1", script])
+    process = launcher._start([sys.executable, str(broken), options, script])
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (7, b"[0] here\n")
     assert err.count(b"cydist: cydistrun goes on after an exception") == 1

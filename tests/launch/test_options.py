@@ -74,18 +74,20 @@ def test_accepted(arguments: str, expected: dict[str, object]) -> None:
     [
         ("--nproc-per-node x", "'x' is not a number, cpu, gpu or auto"),
         ("-n 0", "must be at least 1, got 0"),
-        (
-            "--nnodes 2:4 -n 3 --master-addr h",
-            "cydistrun does not support an elastic number of hosts; torchrun does, and its ranks "
-            "can use cydist: torchrun --nnodes 2:4 --nproc-per-node 3 --max-restarts 3 "
-            f"--rdzv-backend c10d --rdzv-endpoint h:29500 {SCRIPT}",
-        ),
+        ("--nnodes 2:x", "'2:x' is not a number"),
+        ("--hosts a,b --nnodes 2", "--nnodes and --hosts exclude each other"),
+        ("--hosts a,b --node-rank 1", "--node-rank and --hosts exclude each other"),
+        ("--hosts a,b --standalone", "--standalone and --hosts exclude each other"),
+        ("--hosts a,b --rdzv-endpoint h:1", "--rdzv-endpoint and --hosts exclude each other"),
+        ("--hosts a:0,b", "--nproc-per-node must be at least 1, got 0"),
+        ("--hosts a,a:2", "a is given twice"),
+        ("--hosts a:2,b:1 --redirects 1:3", "there is no local rank 1"),
+        ("--hosts a,b --export CYDIST_NO_SUCH", "--export: CYDIST_NO_SUCH is not set here"),
         ("--max-restarts 1 --keep-going", "--max-restarts and --keep-going exclude each other"),
         ("--nnodes two", "'two' is not a number"),
         ("--nnodes 0", "must be at least 1"),
         ("--nnodes 2 --standalone", "--standalone means one host"),
         ("--nnodes 2", "several hosts need --master-addr"),
-        ("--nnodes 2 --master-addr h", "CYDIST_SECRET_FILE"),
         ("--nnodes 2 --master-addr h --rdzv-backend c10d", "c10d is not supported"),
         ("--rdzv-backend etcd-v2", "etcd-v2 is not supported"),
         ("--rdzv-conf a=b", "--rdzv-conf is not supported: there is no rendezvous service"),
@@ -115,6 +117,38 @@ def test_refused(arguments: str, words: str, capsys: pytest.CaptureFixture[str])
     assert words in message
     assert message.startswith("cydistrun: ")
     assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("has_slurm", "line"),
+    [
+        (
+            False,
+            "torchrun does, and its ranks can use cydist: torchrun --nnodes 2:4 --nproc-per-node 3 "
+            f"--max-restarts 3 --rdzv-backend c10d --rdzv-endpoint h:29500 {SCRIPT} 'a b'",
+        ),
+        (
+            True,
+            "Slurm takes as many hosts as it has at each start, and its ranks can use cydist: "
+            "sbatch --nodes=2-4 --ntasks-per-node=3 --requeue --wrap "
+            f"'srun --kill-on-bad-exit=1 python {SCRIPT} '\"'\"'a b'\"'\"''",
+        ),
+    ],
+    ids=["torchrun", "Slurm"],
+)
+def test_an_elastic_number_of_hosts(
+    has_slurm: bool, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Is refused with the command line of Slurm, where it is installed, or else of torchrun."""
+    if has_slurm:
+        (tmp_path / "sbatch").touch(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        parse(["--nnodes", "2:4", "-n", "3", "--master-addr", "h", SCRIPT, "a b"])
+    assert end.value.code == 2
+    words = f"--nnodes 2:4: cydistrun does not support an elastic number of hosts. {line};"
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

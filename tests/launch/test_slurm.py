@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,11 +73,16 @@ def test_a_requeued_job_starts(cluster: Cluster) -> None:
 
 
 def test_cydistrun_on_each_host(cluster: Cluster) -> None:
-    """A launcher on each host, with a secret file in the shared home."""
-    key = cluster.home / "cydist-secret"
-    key.write_bytes(os.urandom(32))
-    key.chmod(0o600)
+    """A launcher on each host, with the user's secret in the shared home."""
     state, out = cluster.result(cluster.submit(str(SCRIPTS / "cydistrun.sbatch"), PROGRAM))
+    assert (state, lines(out)) == ("COMPLETED", said(["host0", "host0", "host1", "host1"])), out
+
+
+def test_as_many_hosts_as_there_are(cluster: Cluster) -> None:
+    """The command line that cydistrun gives for --nnodes 1:2."""
+    command = ("--nodes=1-2", "--ntasks-per-node=2", "--requeue", "--wrap")
+    step = f"srun --kill-on-bad-exit=1 python {PROGRAM}"
+    state, out = cluster.result(cluster.submit(*command, step))
     assert (state, lines(out)) == ("COMPLETED", said(["host0", "host0", "host1", "host1"])), out
 
 

@@ -44,6 +44,6 @@ def test_the_end_of_the_inner_launcher_is_seen(no_descriptors: None) -> None:
     """With its exit code."""
     wake, _ = ends = os.pipe()
     child = os.posix_spawn(sys.executable, [sys.executable, "-c", "raise SystemExit(3)"], {})
-    assert supervisor._forward_until_exit(child, wake, ends[1], set()) == 3
+    assert supervisor._forward_until_exit(child, wake, ends[1], set(), None) == 3
     for end in ends:
         os.close(end)

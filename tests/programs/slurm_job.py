@@ -17,5 +17,7 @@ ranks = np.array([dist.get_rank()])
 dist.all_reduce(ranks)
 hosts = [None] * dist.get_world_size()
 dist.all_gather_object(hosts, os.uname().nodename)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {ranks[0]}, on {' '.join(hosts)}")
+where = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+# In one write: torchrun's ranks share one stdout, and print writes the end of a line by itself.
+sys.stdout.write(f"{where}: sum {ranks[0]}, on {' '.join(hosts)}\n")
 dist.destroy_process_group()

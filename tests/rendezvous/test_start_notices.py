@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from cydist.backends.host.addresses import Address, check_reachable
 from cydist.errors import AuthenticationError, RendezvousError, StoreTimeoutError
 from cydist.net.interfaces import why_unreachable
 from cydist.rendezvous import handlers, launcher_env
-from cydist.stores import TCPStore
+from cydist.stores import HashStore, TCPStore
 from cydist.stores.tcp import _Pool
 
 pytestmark = pytest.mark.usefixtures("secret", "soon")
@@ -129,6 +130,38 @@ def test_rank_0_says_who_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
         rf"cydist: rank 0 on {where} has waited \d+ s for rank 1, 2: 1 of 3 ranks are here",
         lines[0],
     )
+
+
+def test_the_launchers_queue(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that a launcher lets wait for rank 0 says so, though its connection stands."""
+    with socket.create_server((HOST, 0)) as launcher:
+        port = launcher.getsockname()[1]
+        with pytest.raises(StoreTimeoutError, match="is the master"):
+            TCPStore(HOST, port, timeout=TIMEOUT, awaited=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    here = re.escape(socket.gethostname())
+    assert re.fullmatch(
+        rf"cydist: {here} \(process \d+\) has waited \d+ s for rank 0, in whose place the launcher "
+        rf"listens at {HOST}:{port}: rank 0 has not come to init_process_group",
+        lines[0],
+    )
+
+
+def test_an_address_in_a_shared_store(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that waits for rank 0's address says so, and where it looks."""
+    with pytest.raises(RendezvousError, match="rank 0 has not said where its store is"):
+        handlers.rendezvous_through(
+            HashStore(), lambda deadline: HOST, rank=1, world_size=2, timeout=TIMEOUT
+        )
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert re.fullmatch(
+        rf"cydist: rank 1 on {re.escape(socket.gethostname())} has waited \d+ s for rank 0, whose "
+        "address is not in torch's store yet",
+        lines[0],
+    )
+    assert not [each for each in threading.enumerate() if each.name == "cydist-notices"]
 
 
 def test_a_secret_that_differs_is_told_on_both_sides(capsys: pytest.CaptureFixture[str]) -> None:

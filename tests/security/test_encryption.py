@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handshakes import SECRET, record_pair, shake_hands, shaken_hands
+from handshakes import KEY, SECRET, record_pair, sessions, shake_hands, shaken_hands
 from relayed_links import RelayedLinks
 from tcp_proxy import NetworkFaults, Proxy
 from transport_ranks import DEADLINE, done, eventually, run, soon, status_of
@@ -29,7 +29,6 @@ from cydist.groups import registry
 from cydist.net import auth, interfaces
 from cydist.stores import HashStore, TCPStore
 
-KEY = bytes(range(32))
 TEXT = b"the elements of an array" * 3
 RECORD = 16384  # bytes of plaintext in the longest record
 
@@ -48,15 +47,6 @@ def every_thousand() -> Iterator[None]:
     _native.update_keys_every(before)
 
 
-def sessions() -> tuple[_native.TlsSession, _native.TlsSession]:
-    """Both sides of one connection, after the handshake."""
-    client, server = _native.TlsSession(KEY, False), _native.TlsSession(KEY, True)
-    server.handshake(client.handshake(server.handshake(client.handshake(b""))))
-    assert client.done
-    assert server.done
-    return client, server
-
-
 class Wire(RelayedLinks):
     """Two links, and between them a relay that keeps what it carries.
 
@@ -66,7 +56,7 @@ class Wire(RelayedLinks):
     def __init__(self, change: Callable[[bytes], bytes] = bytes, *, tls: bool = True) -> None:
         self.seen = bytearray()
         self._change = change
-        super().__init__(sessions() if tls else (None, None))
+        super().__init__(sessions()[::-1] if tls else (None, None))
 
     def carry(self, sender: int, source: socket.socket, sink: socket.socket) -> None:
         while part := source.recv(65536):

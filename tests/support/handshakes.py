@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cydist._native import TlsSession
 from cydist.net.auth import ClientHandshake, ServerHandshake
 from cydist.net.records import Records
 from cydist.stores.protocol import MAX_FRAME_BYTES
 
 SECRET = bytes(range(32))
+KEY = bytes(range(32))  # of a connection's TLS
 
 
 def shaken_hands(
@@ -46,3 +48,12 @@ def record_pair(most: int = MAX_FRAME_BYTES) -> tuple[Records, Records]:
     """Return a server's and its client's records of one connection."""
     server, client = shaken_hands()
     return Records(server, most), Records(client, most)
+
+
+def sessions() -> tuple[TlsSession, TlsSession]:
+    """Return a server and a client after TLS's handshake."""
+    server, client = TlsSession(KEY, True), TlsSession(KEY, False)
+    server.handshake(client.handshake(server.handshake(client.handshake(b""))))
+    assert server.done
+    assert client.done
+    return server, client

@@ -69,7 +69,7 @@ def by_srun(cluster: Cluster) -> Launch:
 
     def start(job: Job) -> None:
         command = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", sys.executable, PROGRAM]
-        job.start(command, first.command("srun"), **cluster.environ)
+        job.start(command, first.enter("srun"), **cluster.environ)
 
     return Launch(start, first.address, first.in_network())
 
@@ -82,7 +82,7 @@ def by_cydistrun(hosts: Sequence[Host], program: str = PROGRAM) -> Launch:
             job.start(
                 ["-m", "cydist.launch", "--nnodes=2", f"--node-rank={number}",
                  f"--master-addr={hosts[0].address}", f"--master-port={PORT}", program],
-                [*hosts[number].command("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT)),
+                [*hosts[number].enter("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT)),
                  sys.executable],
             )  # fmt: skip
 

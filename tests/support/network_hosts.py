@@ -119,6 +119,11 @@ class Host:
     def run(self, *command: str) -> str:
         return self.inside.run(*command)
 
+    def enter(self, *command: str) -> list[str]:
+        """Return the command that runs `command` on it, as a process of it."""
+        return ["nsenter", f"--target={self.inside.pid}", "--net", "--uts", "--ipc", "--pid",
+                "--mount", "--", *command]  # fmt: skip
+
     def plug(self) -> None:
         """Connect it to the switch."""
         self._network.switch.run("ip", "link", "set", f"p{self.number}", "master", "bridge")
@@ -165,11 +170,6 @@ class Host:
             assert time.monotonic() < end, f"{made} of {count} connections in {DEADLINE} s"
             time.sleep(0.01)
 
-    def command(self, *command: str) -> list[str]:
-        """Return the command line, for this machine, that runs a command on it."""
-        namespaces = ("--net", "--uts", "--ipc", "--pid", "--mount")
-        return ["nsenter", f"--target={self.inside.pid}", *namespaces, "--", *command]
-
     def in_network(self) -> list[str]:
         """Return the beginning of a command line that runs a command in its network alone."""
         return ["nsenter", f"--target={self.inside.pid}", "--net", "--"]
@@ -179,7 +179,7 @@ class Host:
         environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}",
                    "CYDIST_TUNING": "off", **environ}  # fmt: skip
         return Process(subprocess.Popen(
-            self.command("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), sys.executable, *command),
+            self.enter("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), sys.executable, *command),
             env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         ))  # fmt: skip
 
@@ -200,10 +200,19 @@ class Network:
         self._stack.callback(made.inside.end)
         return made
 
+    def name_hosts(self, hosts: Sequence[Host]) -> None:
+        """Let these hosts know each other by name."""
+        names = self.directory / "hosts"
+        lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in hosts)]
+        names.write_text("".join(f"{line}\n" for line in lines))
+        for host in hosts:
+            call(*host.enter("mount", "--bind", str(names), "/etc/hosts"))
+
 
 @contextlib.contextmanager
 def network_of(hosts: int, directory: Path) -> Iterator[tuple[Network, list[Host]]]:
     """Make a network of hosts, which end afterwards, with all processes on them."""
+    directory.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         network = Network(stack, directory)
         yield network, [network.host(number) for number in range(hosts)]
@@ -234,6 +243,10 @@ class Process:
             raise AssertionError(self._lines.get(timeout=seconds))
         except queue.Empty:
             return True
+
+    def ended(self, timeout: float = DEADLINE) -> int:
+        """Wait until it has ended, and return its exit code."""
+        return self._process.wait(timeout)
 
     def tell(self, line: str) -> None:
         """Give it a line."""

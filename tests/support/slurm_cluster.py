@@ -62,31 +62,27 @@ class Cluster:
             (directory / name).mkdir()
         configuration = directory / "slurm.conf"
         configuration.write_text(CONFIGURATION.format(directory))
-        names = directory / "hosts"
-        addresses = [f"{host.address} {host.name}\n" for host in hosts]
-        names.write_text("".join(["127.0.0.1 localhost\n", *addresses]))
         programs = Path(sys.executable).parent
         self.environ = {
             "SLURM_CONF": str(configuration), "HOME": str(self.home), "LANG": "C",
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "CYDIST_TUNING": "off",
         }  # fmt: skip
-        for host in hosts:
-            self.on(host, "mount", "--bind", str(names), "/etc/hosts")
+        network.name_hosts(hosts)
         self._daemons = [self._start(hosts[0], "slurmctld", "-D")]
         self._daemons += [self._start(host, "slurmd", "-D") for host in hosts]
         self._await(lambda: self.on(hosts[0], "sinfo", "-h", "-o", "%T %D") == "idle 2\n", "idle")
 
     def _start(self, host: Host, *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            host.command(*command), env=self.environ, stdin=subprocess.DEVNULL,
+            host.enter(*command), env=self.environ, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def on(self, host: Host, *command: str) -> str:
         """Run a command on a host, and return what it wrote to stdout."""
         done = subprocess.run(
-            host.command(*command), env=self.environ, capture_output=True, text=True,
+            host.enter(*command), env=self.environ, capture_output=True, text=True,
             timeout=DEADLINE, check=False,
         )  # fmt: skip
         return done.stdout
