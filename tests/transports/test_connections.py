@@ -35,7 +35,7 @@ from cydist import _native
 from cydist.backends.host import addresses, connect_attempt
 from cydist.backends.host.addresses import Address
 from cydist.backends.host.connections import CHANNEL, CLAIM, Connections
-from cydist.backends.host.peer_status import PeerStatus
+from cydist.backends.host.peer_report import PeerReport
 from cydist.errors import DistError, DistNetworkError, RendezvousError
 from cydist.net import auth, interfaces
 from cydist.stores import FileStore, HashStore, PrefixStore, Store
@@ -353,10 +353,10 @@ def test_report_that_fails_is_no_report(tcp: Callable[[int], Ranks]) -> None:
     """Whatever goes wrong while a rank says what it is doing, it goes on connecting."""
     world = tcp(2)
 
-    def fails(context: int) -> PeerStatus:
+    def fails(context: int) -> PeerReport:
         raise UnicodeError("a source that is none")
 
-    world.connections[0].status_of = fails
+    world.connections[0].report_of = fails
     limit = time.monotonic() + DEADLINE
     with pytest.raises((DistError, OSError)):
         world.connections[1].query(0, 1, limit)

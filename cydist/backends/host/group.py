@@ -22,7 +22,7 @@ from cydist.backends.host import traffic
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks, same_sizes
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
-from cydist.backends.host.peer_status import PeerStatus, describe_status, gather, is_late, stacks
+from cydist.backends.host.peer_report import PeerReport, describe_report, gather, is_late, stacks
 from cydist.backends.host.traffic import Traffic
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
@@ -272,11 +272,11 @@ class HostGroup(ProcessGroup):
 
     # Reports on the ranks, for messages.
 
-    def status(self) -> PeerStatus:
-        """Return this rank's status, for a rank that has given up on it."""
+    def report(self) -> PeerReport:
+        """Return what this rank is doing, for a rank that has given up on it."""
         failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
         own_process = self._endpoint.own_process
-        return PeerStatus(
+        return PeerReport(
             f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
         )
 
@@ -294,7 +294,7 @@ class HostGroup(ProcessGroup):
         if query is None:
             return ""
 
-        def asked_of(rank: int, deadline: float) -> PeerStatus:
+        def asked_of(rank: int, deadline: float) -> PeerReport:
             return query(self._peers[rank], self._comm_id, deadline)
 
         call = self.last_call()
@@ -308,7 +308,7 @@ class HostGroup(ProcessGroup):
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
-            describe_status(self._named(rank), late[rank], self._traffic_with(rank))
+            describe_report(self._named(rank), late[rank], self._traffic_with(rank))
             for rank in sorted(late)
         )
 
