@@ -39,15 +39,16 @@ def duration(timeout: float | timedelta, call: str = "") -> float:
     Raises TypeError if it is not a duration, ValueError if it is negative or NaN.
     """
     limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    where = f"{call}: " if call else ""
-    wrong = TypeError(f"{where}timeout must be seconds or a timedelta, not {timeout!r}")
-    if not isinstance(limit, Real):
-        raise wrong
     try:
-        least = min(limit, LONGEST_TIMEOUT)
-    except TypeError:  # numpy's timedelta64 passes as a number
-        raise wrong from None
+        # Most are plain numbers; the abstract class takes longer to ask than all the rest.
+        if not isinstance(limit, float | int | Real):
+            raise TypeError
+        least = min(limit, LONGEST_TIMEOUT)  # numpy's timedelta64 passes as a number, but not here
+    except TypeError:
+        where = f"{call}: " if call else ""
+        raise TypeError(f"{where}timeout must be seconds or a timedelta, not {timeout!r}") from None
     if not limit >= 0:
+        where = f"{call}: " if call else ""
         raise ValueError(f"{where}timeout must be 0 seconds or more, not {timeout!r}")
     return float(least)
 

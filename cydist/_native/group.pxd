@@ -31,16 +31,19 @@ cdef class Group:
     # The CallError of a first call that the table of the shared memory did not answer.
     cdef object without_windows(self, int status, int peer)
     cdef void send_failure(self, ControlMessage *message)
-    # A peer was lost as the group ended: MISMATCH if it had left without the last call.
-    cdef int left_without_it(self, Call *c, int status) except -100
     # After a failure: keep objects alive whose memory may still be used.
     cdef void keep_while_used(self, object one, object other)
+    # A peer was lost as the group ended: MISMATCH if it had left without the last call.
+    cdef int left_without_it(self, Call *c, int status) except -100
     # Number a call, and fill in the fields that follow from its fingerprint.
     cdef void assign_number(self, Call *c) noexcept
     # Run it; returns its Status. The caller counts it in `running`.
     cdef int perform(self, Call *c, const Entry *entry) noexcept nogil
     # Return the exception for a Status that is not OK.
     cdef object error_of(self, const Call *c, int status)
+    # End it, with the GIL held: return the exception for its Status, or None. After a failure the
+    # call's arrays, `one` and `other`, stay alive as long as the transport or a rank may use them.
+    cdef object end_call(self, Call *c, int status, object one, object other)
 
 
 # Return the exception for a Status: what a signal handler raised, or a CallError.

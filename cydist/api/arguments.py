@@ -231,10 +231,3 @@ def check_op(name: str, op: Op, array: Array) -> None:
         return
     if refusal := _native.why_not(int(kind), array.dtype, factor):
         raise ValueError(f"{name}: {refusal}")
-
-
-def check_accepts(group: ProcessGroup, name: str, array: Array) -> None:
-    """Raise UnsupportedError if the group cannot take arrays on this one's device. Call this before
-    a call's arrays are packed."""
-    if array.device != "cpu":
-        group.for_device(array.device).check_accepts(name, array)

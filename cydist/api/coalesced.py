@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist._native import hash_of_sizes
 from cydist.api import arguments
-from cydist.api.arguments import check_accepts, check_op
-from cydist.api.dispatch import Timeout, reducer_for, run_on_backend
+from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.packing import FlattenedList
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import Call, ProcessGroup
@@ -41,20 +40,20 @@ def all_reduce_coalesced(
         return None
     arrays = arguments.output_list(tensors, name, "tensors")
     arguments.check_disjoint(arrays, [], name)
-    flats = _flattened(chosen, arrays, name)
-    check_op(name, op, arrays[0])
+    arguments.check_same_dtype(arrays, name)
+    prepared = Prepared(chosen, name, arrays[0], op)
+    flats = _flattened(prepared, arrays)
     sizes = hash_of_sizes(arrays)
-    reducer = reducer_for(chosen, op, arrays[0])
 
-    def body(backend: ProcessGroup, call: Call) -> None:
+    def body(prepared: Prepared, call: Call) -> None:
         call.sizes = sizes
-        with backend.coalesced():
+        with prepared.group.coalesced():
             for flat in flats:
-                reducer.all_reduce(call, flat.array, op)
+                prepared.reducer.all_reduce(call, flat.array, op)
         for flat in flats:
             flat.copy_back()
 
-    return run_on_backend(chosen, name, arrays[0], body, tensors, async_op, timeout)
+    return prepared.run(body, tensors, async_op, timeout)
 
 
 def all_gather_coalesced(
@@ -88,15 +87,16 @@ def all_gather_coalesced(
             output, array, name, f"output_tensor_lists[{me}][{i}]", f"input_tensor_list[{i}]"
         )
     _check_disjoint(outputs, inputs, lists[me], name)
-    own = _flattened(chosen, inputs, name)
-    into = [_flattened(chosen, arrays, name) for arrays in lists]
+    prepared = Prepared(chosen, name, inputs[0])
+    own = _flattened(prepared, inputs)
+    into = [_flattened(prepared, arrays) for arrays in lists]
     sizes = hash_of_sizes(outputs)
 
-    def body(backend: ProcessGroup, call: Call) -> None:
+    def body(prepared: Prepared, call: Call) -> None:
         call.sizes = sizes
-        _gather(backend, call, own, into)
+        _gather(prepared.group, call, own, into)
 
-    return run_on_backend(chosen, name, own[0].array, body, output_tensor_lists, async_op, timeout)
+    return prepared.run(body, output_tensor_lists, async_op, timeout)
 
 
 def all_gather_into_tensor_coalesced(
@@ -127,18 +127,19 @@ def all_gather_into_tensor_coalesced(
     parts = [array.blocks(p) for array in dense]
     me = chosen.rank()
     _check_disjoint(outputs, inputs, [blocks[me] for blocks in parts], name)
-    own = _flattened(chosen, inputs, name)
-    into = [_flattened(chosen, [blocks[rank] for blocks in parts], name) for rank in range(p)]
-    arguments.check_same_dtype([own[0].array, into[0][0].array], name)
+    arguments.check_same_dtype([*inputs, *outputs], name)
+    prepared = Prepared(chosen, name, inputs[0])
+    own = _flattened(prepared, inputs)
+    into = [_flattened(prepared, [blocks[rank] for blocks in parts]) for rank in range(p)]
     sizes = hash_of_sizes(inputs)
 
-    def body(backend: ProcessGroup, call: Call) -> None:
+    def body(prepared: Prepared, call: Call) -> None:
         call.sizes = sizes
-        _gather(backend, call, own, into)
+        _gather(prepared.group, call, own, into)
         for output, packed in zip(outputs, dense, strict=True):
             output.copy_from(packed)
 
-    return run_on_backend(chosen, name, own[0].array, body, output_tensors, async_op, timeout)
+    return prepared.run(body, output_tensors, async_op, timeout)
 
 
 def reduce_scatter_tensor_coalesced(
@@ -164,24 +165,23 @@ def reduce_scatter_tensor_coalesced(
     for i, (output, array) in enumerate(zip(into, arrays, strict=True)):
         arguments.check_times_size(array, output, p, name, f"inputs[{i}]", f"outputs[{i}]")
     arguments.check_disjoint(into, arrays, name)
-    own = _flattened(chosen, into, name)
-    check_op(name, op, into[0])
+    arguments.check_same_dtype([*into, *arrays], name)
+    prepared = Prepared(chosen, name, into[0], op)
+    own = _flattened(prepared, into)
     parts = [array.dense().blocks(p) for array in arrays]
-    blocks = [_flattened(chosen, [cut[rank] for cut in parts], name) for rank in range(p)]
-    arguments.check_same_dtype([own[0].array, blocks[0][0].array], name)
+    blocks = [_flattened(prepared, [cut[rank] for cut in parts]) for rank in range(p)]
     sizes = hash_of_sizes(into)
-    reducer = reducer_for(chosen, op, into[0])
 
-    def body(backend: ProcessGroup, call: Call) -> None:
+    def body(prepared: Prepared, call: Call) -> None:
         call.sizes = sizes
-        with backend.coalesced():
+        with prepared.group.coalesced():
             for i, flat in enumerate(own):
                 parts_of_all = [each[i].array for each in blocks]
-                reducer.reduce_scatter(call, flat.array, parts_of_all, op)
+                prepared.reducer.reduce_scatter(call, flat.array, parts_of_all, op)
         for flat in own:
             flat.copy_back()
 
-    return run_on_backend(chosen, name, own[0].array, body, outputs, async_op, timeout)
+    return prepared.run(body, outputs, async_op, timeout)
 
 
 def _check_disjoint(
@@ -194,24 +194,22 @@ def _check_disjoint(
 
 
 def _gather(
-    backend: ProcessGroup,
+    group: ProcessGroup,
     call: Call,
     own: Sequence[FlattenedList],
     into: Sequence[Sequence[FlattenedList]],
 ) -> None:
     """Fill each rank's arrays in `into` from the arrays it passes as its `own`."""
-    with backend.coalesced():
+    with group.coalesced():
         for i, flat in enumerate(own):
-            backend.all_gather(call, [flats[i].array for flats in into], flat.array)
+            group.all_gather(call, [flats[i].array for flats in into], flat.array)
     for flats in into:
         for flat in flats:
             flat.copy_back()
 
 
-def _flattened(group: ProcessGroup, arrays: Sequence[Array], name: str) -> list[FlattenedList]:
+def _flattened(prepared: Prepared, arrays: Sequence[Array]) -> list[FlattenedList]:
     """Return the arrays flattened into one, or unchanged if the backend starts calls together."""
-    arguments.check_same_dtype(arrays, name)
-    check_accepts(group, name, arrays[0])
-    if group.for_device(arrays[0].device).coalesces_calls:
-        return [FlattenedList([array], name) for array in arrays]
-    return [FlattenedList(arrays, name)]
+    if prepared.group.coalesces_calls:
+        return [FlattenedList([array]) for array in arrays]
+    return [FlattenedList(arrays)]

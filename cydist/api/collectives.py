@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from cydist._native import fast_collectives, fast_path, use_operation
 from cydist.api import arguments
-from cydist.api.arguments import check_accepts, check_op, root_rank
-from cydist.api.dispatch import Timeout, reducer_for, run_on_backend
-from cydist.api.packing import ContiguousCopies, as_contiguous
+from cydist.api.arguments import root_rank
+from cydist.api.dispatch import Prepared, Timeout
+from cydist.api.packing import ContiguousCopies
 from cydist.api.process_groups import AnyGroup, usable_group
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import Call
 from cydist.reduce_ops import Op, RedOpType, ReduceOp
 from cydist.waiting import countdown, seconds
 from cydist.work import CombinedWork
@@ -55,14 +55,15 @@ def broadcast(
     root = root_rank(chosen, "broadcast", "src", src, group_src)
     take = arguments.input_array if chosen.rank() == root else arguments.output_array
     array = take(tensor, "broadcast", "tensor")
-    dense = as_contiguous(chosen, "broadcast", array)
+    prepared = Prepared(chosen, "broadcast", array)
+    dense = prepared.contiguous()
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        backend.broadcast(call, dense.arrays[0], root)
-        if backend.rank() != root:
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.group.broadcast(call, dense.arrays[0], root)
+        if prepared.group.rank() != root:
             dense.copy_back()
 
-    return run_on_backend(chosen, "broadcast", array, body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout)
 
 
 @fast_path
@@ -92,15 +93,14 @@ def all_reduce(
     if (chosen := usable_group(group, "all_reduce")) is None:
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
-    check_op("all_reduce", op, array)
-    dense = as_contiguous(chosen, "all_reduce", array, op)
-    reducer = reducer_for(chosen, op, array)
+    prepared = Prepared(chosen, "all_reduce", array, op)
+    dense = prepared.contiguous()
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        reducer.all_reduce(call, dense.arrays[0], op)
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.reducer.all_reduce(call, dense.arrays[0], op)
         dense.copy_back()
 
-    return run_on_backend(chosen, "all_reduce", array, body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout)
 
 
 @fast_path
@@ -124,16 +124,15 @@ def reduce(
     root = root_rank(chosen, "reduce", "dst", dst, group_dst)
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
-    check_op("reduce", op, array)
-    dense = as_contiguous(chosen, "reduce", array, op)
-    reducer = reducer_for(chosen, op, array)
+    prepared = Prepared(chosen, "reduce", array, op)
+    dense = prepared.contiguous()
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        reducer.reduce(call, dense.arrays[0], root, op)
-        if backend.rank() == root:
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.reducer.reduce(call, dense.arrays[0], root, op)
+        if prepared.group.rank() == root:
             dense.copy_back()
 
-    return run_on_backend(chosen, "reduce", array, body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout)
 
 
 def all_gather(
@@ -159,22 +158,15 @@ def all_gather(
         outputs[chosen.rank()], array, "all_gather", f"tensor_list[{chosen.rank()}]", "tensor"
     )
     arguments.check_disjoint(outputs, [array], "all_gather", same=outputs[chosen.rank()])
-    return _all_gather(chosen, "all_gather", outputs, array, tensor_list, async_op, timeout)
-
-
-def _all_gather(
-    group: ProcessGroup, name: str, outputs: list[Array], array: Array, result: object,
-    async_op: bool, timeout: Timeout,
-) -> Work | None:  # fmt: skip
-    check_accepts(group, name, array)
+    prepared = Prepared(chosen, "all_gather", array)
     into = ContiguousCopies(outputs, filled=False)
     own = ContiguousCopies([array])
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        backend.all_gather(call, into.arrays, own.arrays[0])
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.group.all_gather(call, into.arrays, own.arrays[0])
         into.copy_back()
 
-    return run_on_backend(group, name, array, body, result, async_op, timeout)
+    return prepared.run(body, tensor_list, async_op, timeout)
 
 
 @fast_path
@@ -202,14 +194,14 @@ def all_gather_into_tensor(
     into = ContiguousCopies([output], filled=False)
     blocks = into.arrays[0].blocks(chosen.size())
     arguments.check_disjoint([output], [array], name, same=blocks[chosen.rank()])
-    check_accepts(chosen, name, array)
+    prepared = Prepared(chosen, name, array)
     own = ContiguousCopies([array])
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        backend.all_gather(call, blocks, own.arrays[0])
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.group.all_gather(call, blocks, own.arrays[0])
         into.copy_back()
 
-    return run_on_backend(chosen, name, array, body, [output_tensor], async_op, timeout)
+    return prepared.run(body, [output_tensor], async_op, timeout)
 
 
 @fast_path
@@ -233,26 +225,26 @@ def gather(
         return None
     root = root_rank(chosen, "gather", "dst", dst, group_dst, default=0)
     array = arguments.input_array(tensor, "gather", "tensor")
-    check_accepts(chosen, "gather", array)
+    prepared = Prepared(chosen, "gather", array)
     own = ContiguousCopies([array])
     if chosen.rank() != root:
         arguments.check_absent(gather_list, "gather", "gather_list", "dst")
 
-        def send(backend: ProcessGroup, call: Call) -> None:
-            backend.gather(call, own.arrays[0], None, root)
+        def send(prepared: Prepared, call: Call) -> None:
+            prepared.group.gather(call, own.arrays[0], None, root)
 
-        return run_on_backend(chosen, "gather", array, send, [], async_op, timeout)
+        return prepared.run(send, [], async_op, timeout)
     outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
     arguments.check_same_dtype([array, *outputs], "gather")
     arguments.check_same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
     arguments.check_disjoint(outputs, [array], "gather", same=outputs[root])
     into = ContiguousCopies(outputs, filled=False)
 
-    def receive(backend: ProcessGroup, call: Call) -> None:
-        backend.gather(call, own.arrays[0], into.arrays, root)
+    def receive(prepared: Prepared, call: Call) -> None:
+        prepared.group.gather(call, own.arrays[0], into.arrays, root)
         into.copy_back()
 
-    return run_on_backend(chosen, "gather", array, receive, gather_list, async_op, timeout)
+    return prepared.run(receive, gather_list, async_op, timeout)
 
 
 @fast_path
@@ -276,7 +268,7 @@ def scatter(
         return None
     root = root_rank(chosen, "scatter", "src", src, group_src, default=0)
     output = arguments.output_array(tensor, "scatter", "tensor")
-    check_accepts(chosen, "scatter", output)
+    prepared = Prepared(chosen, "scatter", output)
     into = ContiguousCopies([output], filled=False)
     given: ContiguousCopies | None = None
     if chosen.rank() == root:
@@ -290,11 +282,11 @@ def scatter(
     else:
         arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        backend.scatter(call, into.arrays[0], given.arrays if given else None, root)
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.group.scatter(call, into.arrays[0], given.arrays if given else None, root)
         into.copy_back()
 
-    return run_on_backend(chosen, "scatter", output, body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout)
 
 
 def reduce_scatter(
@@ -320,11 +312,9 @@ def reduce_scatter(
     own = inputs[chosen.rank()]
     arguments.check_same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
     arguments.check_disjoint([into], inputs, name)
-    check_op(name, op, into)
-    check_accepts(chosen, name, into)
-    return _reduce_scatter(
-        chosen, name, into, ContiguousCopies(inputs).arrays, op, [output], async_op, timeout
-    )
+    prepared = Prepared(chosen, name, into, op)
+    blocks = ContiguousCopies(inputs).arrays
+    return _reduce_scatter(prepared, into, blocks, op, [output], async_op, timeout)
 
 
 @fast_path
@@ -350,24 +340,22 @@ def reduce_scatter_tensor(
     arguments.check_same_dtype([into, array], name)
     arguments.check_times_size(array, into, chosen.size(), name, "input", "output")
     arguments.check_disjoint([into], [array], name)
-    check_op(name, op, into)
-    check_accepts(chosen, name, into)
+    prepared = Prepared(chosen, name, into, op)
     blocks = array.dense().blocks(chosen.size())
-    return _reduce_scatter(chosen, name, into, blocks, op, [output], async_op, timeout)
+    return _reduce_scatter(prepared, into, blocks, op, [output], async_op, timeout)
 
 
 def _reduce_scatter(
-    group: ProcessGroup, name: str, output: Array, blocks: list[Array], op: Op, result: object,
-    async_op: bool, timeout: Timeout,
+    prepared: Prepared, output: Array, blocks: list[Array], op: Op, result: object, async_op: bool,
+    timeout: Timeout,
 ) -> Work | None:  # fmt: skip
     into = ContiguousCopies([output], filled=False)
-    reducer = reducer_for(group, op, output)
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        reducer.reduce_scatter(call, into.arrays[0], blocks, op)
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.reducer.reduce_scatter(call, into.arrays[0], blocks, op)
         into.copy_back()
 
-    return run_on_backend(group, name, output, body, result, async_op, timeout)
+    return prepared.run(body, result, async_op, timeout)
 
 
 def all_to_all(
@@ -394,11 +382,15 @@ def all_to_all(
         outputs[me], inputs[me], name, f"output_tensor_list[{me}]", f"input_tensor_list[{me}]"
     )
     arguments.check_disjoint(outputs, inputs, name)
-    check_accepts(chosen, name, outputs[0])
-    return _all_to_all(
-        chosen, name, ContiguousCopies(outputs, filled=False), None,
-        ContiguousCopies(inputs).arrays, False, output_tensor_list, async_op, timeout,
-    )  # fmt: skip
+    prepared = Prepared(chosen, name, outputs[0])
+    into = ContiguousCopies(outputs, filled=False)
+    own = ContiguousCopies(inputs)
+
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.group.all_to_all(call, into.arrays, own.arrays, False)
+        into.copy_back()
+
+    return prepared.run(body, output_tensor_list, async_op, timeout)
 
 
 @fast_path
@@ -439,23 +431,16 @@ def all_to_all_single(
         )
     sizes = (output_split_sizes, input_split_sizes)
     even = all(each is None or len(each) == 0 for each in sizes)
-    check_accepts(chosen, name, into)
+    prepared = Prepared(chosen, name, into)
     dense = ContiguousCopies([into], filled=False)
-    return _all_to_all(
-        chosen, name, dense, dense.arrays[0].split(given), array.dense().split(taken), even,
-        [output], async_op, timeout,
-    )  # fmt: skip
+    parts = dense.arrays[0].split(given)
+    own = array.dense().split(taken)
 
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.group.all_to_all(call, parts, own, even)
+        dense.copy_back()
 
-def _all_to_all(
-    group: ProcessGroup, name: str, into: ContiguousCopies, outputs: list[Array] | None,
-    inputs: list[Array], even: bool, result: object, async_op: bool, timeout: Timeout,
-) -> Work | None:  # fmt: skip
-    def body(backend: ProcessGroup, call: Call) -> None:
-        backend.all_to_all(call, into.arrays if outputs is None else outputs, inputs, even)
-        into.copy_back()
-
-    return run_on_backend(group, name, inputs[0], body, result, async_op, timeout)
+    return prepared.run(body, [output], async_op, timeout)
 
 
 @fast_path
@@ -500,15 +485,14 @@ def _scan(
     if (chosen := usable_group(group, name)) is None:
         return None
     array = arguments.output_array(tensor, name, "tensor")
-    check_op(name, op, array)
-    dense = as_contiguous(chosen, name, array, op)
-    reducer = reducer_for(chosen, op, array)
+    prepared = Prepared(chosen, name, array, op)
+    dense = prepared.contiguous()
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        reducer.scan(call, dense.arrays[0], op, inclusive)
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.reducer.scan(call, dense.arrays[0], op, inclusive)
         dense.copy_back()
 
-    return run_on_backend(chosen, name, array, body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout)
 
 
 @fast_path
@@ -524,14 +508,14 @@ def barrier(
     if (chosen := usable_group(group, "barrier")) is None:
         return None
 
-    def body(backend: ProcessGroup, call: Call) -> None:
-        backend.barrier(call)
+    def body(prepared: Prepared, call: Call) -> None:
+        prepared.group.barrier(call)
 
     left = countdown(chosen.timeout if timeout is None else seconds(timeout, "barrier"))
     parts = chosen.backend_groups()
     for part in parts[1:]:  # all checks come before the first barrier starts
         part.check_usable("barrier")
-    works = [run_on_backend(part, "barrier", None, body, None, async_op, left()) for part in parts]
+    works = [Prepared(part, "barrier").run(body, None, async_op, left()) for part in parts]
     begun = [work for work in works if work is not None]
     return CombinedWork(begun) if len(begun) > 1 else begun[0] if begun else None
 

@@ -1,12 +1,15 @@
-"""Choose the group that runs a public call, and the reducer of its arrays."""
+"""Resolve a public call once: the group that serves its arrays' memory, and what reduces there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cydist import _native
+from cydist.api.arguments import check_op
+from cydist.api.packing import ContiguousCopies
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.process_group import Call, ProcessGroup
@@ -22,16 +25,62 @@ Timeout = float | timedelta | None
 _native.use_memory("cuda", array_libraries)
 
 
-def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | UserOpReducer:
-    """Return the object that reduces a user's array: the group's backend for it, or a user-defined
-    operation.
+class Prepared:
+    """A call that may run: its arguments are checked, and its group is chosen.
 
-    Raises UnsupportedError for a function that cannot access the memory. Call this before
-    `run_on_backend`, so that a refused call is not counted.
+    name        "all_reduce"
+    group       the group that serves the arrays' memory: one backend's
+    reducer     what reduces there: the group or, for a user-defined operation, that one's reducer
+    array       one of the call's arrays, which are all on one device; None: the call has none
+    op          the reduction; None: the call has none
     """
-    group = group.for_device(array.device)
-    if not isinstance(op, UserReduction) or (array.device != "cpu" and group.folds):
-        return group
+
+    __slots__ = ("array", "group", "name", "op", "reducer")
+
+    def __init__(
+        self, group: ProcessGroup, name: str, array: Array | None = None, op: Op | None = None
+    ) -> None:
+        """Choose for `array`, or any group of `group` if there is none.
+
+        Raises TypeError and ValueError for a reduction that the dtype does not have, and
+        UnsupportedError for memory that the group or the reduction cannot access. Nothing has been
+        packed or counted by then.
+        """
+        self.name = name
+        self.array = array
+        self.op = op
+        if array is None:
+            self.group = group.for_device(group.devices[0])
+            return
+        if op is not None:
+            check_op(name, op, array)
+        self.group = group.for_device(array.device)
+        if array.device != "cpu":
+            self.group.check_accepts(name, array)
+        self.reducer: ProcessGroup | UserOpReducer = self.group
+        if isinstance(op, UserReduction) and (array.device == "cpu" or not self.group.folds):
+            self.reducer = _reducer_of(self.group, op, array)
+
+    def contiguous(self) -> ContiguousCopies:
+        """Return the array of a call on one array that has the same size on every rank. A group
+        that packs strided arrays itself gets it as it is."""
+        assert self.array is not None
+        packs = self.group.packs and not isinstance(self.op, UserReduction)
+        return ContiguousCopies([self.array], left=packs)
+
+    def run(
+        self, body: Callable[[Prepared, Call], None], result: object, async_op: bool,
+        timeout: Timeout,
+    ) -> Work | None:  # fmt: skip
+        """Run `body(self, call)` in the call's turn. Returns a Work whose result is `result` if
+        `async_op` is set, else None."""
+        return self.group.execute(
+            self.name, partial(body, self), async_op=async_op, timeout=timeout, result=result,
+            array=self.array,
+        )  # fmt: skip
+
+
+def _reducer_of(group: ProcessGroup, op: UserReduction, array: Array) -> UserOpReducer:
     if array.device != "cpu":
         raise UnsupportedError(
             f"{op} reduces arrays in CPU memory, this one is on {array.device}, and backend "
@@ -39,21 +88,3 @@ def reducer_for(group: ProcessGroup, op: Op, array: Array) -> ProcessGroup | Use
             group=group.group_name,
         )
     return UserOpReducer(group, op, elements_dtype(array))
-
-
-def run_on_backend(
-    group: ProcessGroup,
-    name: str,
-    array: Array | None,
-    body: Callable[[ProcessGroup, Call], None],
-    result: object,
-    async_op: bool,
-    timeout: Timeout,
-) -> Work | None:
-    """Run `body` on the group that serves the array's device, or on any group if there is no
-    array."""
-    backend = group.for_device(group.devices[0] if array is None else array.device)
-    return backend.execute(
-        name, lambda call: body(backend, call), async_op=async_op, timeout=timeout, result=result,
-        array=array,
-    )  # fmt: skip

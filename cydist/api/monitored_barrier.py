@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.api.dispatch import Timeout, run_on_backend
+from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistTimeoutError
 from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
@@ -30,7 +30,8 @@ def monitored_barrier(
     if (chosen := usable_group(group, "monitored_barrier")) is None:
         return
 
-    def body(backend: ProcessGroup, call: Call) -> None:
+    def body(prepared: Prepared, call: Call) -> None:
+        backend = prepared.group
         backend.announce_call(call)
         limit = seconds(timeout)
         limit_ms = 1000 * (backend.timeout if limit is None else limit)
@@ -39,7 +40,7 @@ def monitored_barrier(
         else:
             _report(backend, call)
 
-    run_on_backend(chosen.as_host_group(), "monitored_barrier", None, body, None, False, timeout)
+    Prepared(chosen.as_host_group(), "monitored_barrier").run(body, None, False, timeout)
 
 
 def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:

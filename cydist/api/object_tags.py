@@ -2,7 +2,7 @@
 
 Objects travel as bytes of arrays: through trees of ranks, rings, shared memory, sockets and MPI.
 So each carries a tag of its own, which its receivers check before they decode anything. It covers
-the group, the call and its number, source, destination, place in the list and all bytes, and is
+the group, the call and its number, source, destination, position in the list and all bytes, and is
 keyed BLAKE2b (RFC 7693). The key is derived from the job's secret and a random number of this
 start of the job. So an object that was changed, replaced, or sent in another call or another start
 is refused, by pickle and codec alike.
@@ -23,8 +23,8 @@ from cydist.errors import AuthenticationError
 from cydist.groups.process_group import ProcessGroup
 
 TAG_BYTES = 16
-TO_ALL = -1  # in place of a destination
-_PLACE = struct.Struct("<Qiii")  # number of the call, source, destination, place in the list
+TO_ALL = -1  # in position of a destination
+_POSITION = struct.Struct("<Qiii")  # number of the call, source, destination, position in the list
 
 
 class ObjectTags:
@@ -54,18 +54,18 @@ class ObjectTags:
         """Give the next such call another number."""
         self._counts[self._calls] = self._number + 1
 
-    def seal(self, part: bytes, source: int, destination: int, place: int) -> bytes:
+    def seal(self, part: bytes, source: int, destination: int, position: int) -> bytes:
         """Return an object's bytes, followed by their tag."""
-        return part + self._tag(part, source, destination, place)
+        return part + self._tag(part, source, destination, position)
 
-    def open(self, data: memoryview, source: int, destination: int, place: int) -> memoryview:
+    def open(self, data: memoryview, source: int, destination: int, position: int) -> memoryview:
         """Return an object's bytes without their tag.
 
         Raises AuthenticationError if `source` did not send them so in this call; the group stays
         usable.
         """
         part = data[: len(data) - self.tag_bytes]
-        expected = self._tag(part, source, destination, place)
+        expected = self._tag(part, source, destination, position)
         if len(data) < self.tag_bytes or not hmac.compare_digest(expected, data[len(part) :]):
             raise AuthenticationError(
                 f"{self._name}: the object from rank {source} is not the one that it sent in this "
@@ -75,11 +75,11 @@ class ObjectTags:
             )
         return part
 
-    def _tag(self, part: bytes | memoryview, source: int, destination: int, place: int) -> bytes:
+    def _tag(self, part: bytes | memoryview, source: int, destination: int, position: int) -> bytes:
         if not self._key:
             return b""
         state = blake2b(self._label, key=self._key, digest_size=TAG_BYTES)
-        state.update(_PLACE.pack(self._number, source, destination, place))
+        state.update(_POSITION.pack(self._number, source, destination, position))
         state.update(part)
         return state.digest()
 

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 MESSAGE = "send_object_list"  # what both sides of a message call it
 _UNCHECKED_BYTES = 1 << 24  # of objects, for which no limit of a cgroup is read
-FAILED = -1  # sent in place of a size by a rank that could not encode its object
+FAILED = -1  # sent in position of a size by a rank that could not encode its object
 
 
 def _pickle_allowed(group: ProcessGroup) -> bool:
@@ -80,8 +80,8 @@ class _Encoded:
             allowed = _pickle_allowed(group)
             parts = [object_codec.encode(value, allow_pickle=allowed) for value in values]
             parts = [
-                tags.seal(part, me, to[place] if to else TO_ALL, place)
-                for place, part in enumerate(parts)
+                tags.seal(part, me, to[position] if to else TO_ALL, position)
+                for position, part in enumerate(parts)
             ]
         except Exception as error:  # pickle raises anything; it is raised again after the call
             self.error = error
@@ -164,11 +164,11 @@ def _decode(
     to: int = TO_ALL,
     first: int = 0,
 ) -> list[Any]:
-    """Return the objects that rank `rank` sent to rank `to`, from place `first` of its list on."""
+    """Return the objects that rank `rank` sent to rank `to`, from number `first` of its list on."""
     ends, allowed = np.cumsum(sizes), _pickle_allowed(group)
     parts = [
-        tags.open(data[end - size : end].data, rank, to, first + place)
-        for place, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True))
+        tags.open(data[end - size : end].data, rank, to, first + position)
+        for position, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True))
     ]
     try:
         return [object_codec.decode(part, allow_pickle=allowed) for part in parts]

@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.api import arguments
-from cydist.reduce_ops import Op, UserReduction
 
 if TYPE_CHECKING:
     from cydist._native import Array
-    from cydist.groups.process_group import ProcessGroup
 
 
 class ContiguousCopies:
@@ -39,8 +36,7 @@ class FlattenedList:
     """Several arrays of one dtype as one: the constructor flattens, `copy_back` unflattens. A
     single array is not copied."""
 
-    def __init__(self, arrays: Sequence[Array], name: str) -> None:
-        arguments.check_same_dtype(arrays, name)
+    def __init__(self, arrays: Sequence[Array]) -> None:
         self._dense = ContiguousCopies(arrays)
         self.array = self._dense.arrays[0]
         if len(arrays) == 1:
@@ -65,12 +61,3 @@ class FlattenedList:
     def _parts(self) -> Iterator[tuple[Array, Array]]:
         arrays = self._dense.arrays
         return zip(self.array.split([array.size for array in arrays]), arrays, strict=True)
-
-
-def as_contiguous(
-    group: ProcessGroup, name: str, array: Array, op: Op | None = None
-) -> ContiguousCopies:
-    """Return the array of a call on one array that has the same size on every rank."""
-    arguments.check_accepts(group, name, array)
-    packs = group.for_device(array.device).packs and not isinstance(op, UserReduction)
-    return ContiguousCopies([array], left=packs)

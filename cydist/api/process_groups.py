@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import config
 from cydist._native import arm_failpoint, fast_collectives, use_isa
-from cydist.errors import DistBackendError, GroupDestroyedError, GroupFailedError
+from cydist.errors import DistBackendError, GroupFailedError
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import DEFAULT_GROUP, World, typed_errors
@@ -247,10 +247,12 @@ def destroy_process_group(group: AnyGroup = None) -> None:
 def resolve_group(group: AnyGroup) -> ProcessGroup | None:
     """Return the group of a call (None means the default group), or None if this rank is not in it.
     Raises TypeError if `group` is not a group."""
-    check_group(group)
     if group is None:
         return current_world().groups[DEFAULT_GROUP]
-    return group if isinstance(group, ProcessGroup) else None
+    if isinstance(group, ProcessGroup):
+        return group
+    check_group(group)
+    return None
 
 
 def new_group(
@@ -486,11 +488,7 @@ def check_group(group: Any) -> None:
 
 def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:
     """Return the group for a call, or None if this rank is not in it (warns once)."""
-    check_group(group)
-    if isinstance(group, NonMember):
-        group.warn(name)
-        return None
     found = resolve_group(group)
-    if found is None:
-        raise GroupDestroyedError(f"{name}: there is no such group", op=name)
+    if found is None and isinstance(group, NonMember):
+        group.warn(name)
     return found

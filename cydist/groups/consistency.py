@@ -46,15 +46,10 @@ def check_consistency(
     if call.agreed or group.size() == 1:
         return
     call.agreed = True
-    text = f"{collective} #{call.seq}"
+    what: tuple[object, ...] = () if typed is None else (typed.dtype_name,)
     if array is not None:
-        text += f" of {sum(sizes) or array.size} {array.dtype_name}"
-    if typed is not None:
-        text += f" of {typed.dtype_name}"
-    if op is not None:
-        text += f", op {op_name(op)}"
-    if root is not None:
-        text += f", root {root}"
+        what = (sum(sizes) or array.size, array.dtype_name)
+    text = describe(f"{collective} #{call.seq}", what, "" if op is None else op_name(op), root)
     if len(set(sizes)) > 1:
         text += f", sizes of blocks hash to {zlib.crc32(repr(list(sizes)).encode()):#x}"
     if call.sizes:
@@ -75,6 +70,22 @@ def check_consistency(
             group=group.group_name,
             ranks=(group.ranks[rank],),
         )
+
+
+def describe(
+    name: str, what: tuple[object, ...] = (), op: str = "", root: int | None = None
+) -> str:
+    """Return the text of a call that ranks compare, byte for byte.
+
+        >>> describe("reduce", (4, "float32"), "SUM", 0)
+        'reduce of 4 float32, op SUM, root 0'
+
+    what    words on the data that must be equal on all ranks, such as a count and a dtype
+    """
+    text = f"{name} of {' '.join(map(str, what))}" if what else name
+    if op:
+        text += f", op {op}"
+    return text if root is None else f"{text}, root {root}"
 
 
 def describe_difference(ours: str, theirs: str) -> tuple[str, str]:

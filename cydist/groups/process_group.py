@@ -11,6 +11,7 @@ Ranks here are group ranks. Collectives block; `execute` decides which thread ru
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -240,12 +241,14 @@ class ProcessGroup:
         """
         self.check_usable(name)
         deadline = self.deadline(timeout, name)
+        caller = threading.get_ident()
         begun = False
 
         def run() -> None:
             nonlocal begun
             begun = True
-            self.check_usable(name)
+            if threading.get_ident() != caller:  # it was queued, and much may have happened
+                self.check_usable(name)
             call = Call(name, 0, deadline)
             try:
                 call.seq = self.next_seq()  # an interrupt from here on must fail the other ranks

@@ -104,7 +104,7 @@ def _more(count: int) -> str:
 def traceback_tail(output: bytes) -> list[str]:
     """Return the last traceback at the end of a worker's stderr, or else its last lines."""
     lines = output.decode(errors="replace").splitlines()
-    starts = [place for place, line in enumerate(lines) if TRACEBACK.decode() in line]
+    starts = [i for i, line in enumerate(lines) if TRACEBACK.decode() in line]
     if starts:
         block = lines[starts[-1] :]
         if len(block) <= TRACEBACK_LINES:

@@ -203,7 +203,7 @@ def spawn(
     with contextlib.closing(new_ports("127.0.0.1")) as ports:
         try:
             for rank in range(nprocs):
-                place = _SpawnedRank(
+                placement = _SpawnedRank(
                     rank,
                     nprocs,
                     run_id,
@@ -217,7 +217,7 @@ def spawn(
                 reports.append(ours)
                 with theirs:
                     process = context.Process(  # type: ignore[attr-defined]
-                        target=_run, args=(place, theirs, fn, args), daemon=daemon
+                        target=_run, args=(placement, theirs, fn, args), daemon=daemon
                     )
                     process.start()
                 processes.append(process)
@@ -232,15 +232,15 @@ def spawn(
     return None
 
 
-def _run(place: _SpawnedRank, report: Connection, fn: Callable[..., object], args: Any) -> None:
+def _run(placement: _SpawnedRank, report: Connection, fn: Callable[..., object], args: Any) -> None:
     """In a child: become a rank, call `fn`, report an exception to the parent."""
-    if place.parent:
-        die_with(place.parent)
+    if placement.parent:
+        die_with(placement.parent)
     else:
         threading.Thread(target=_follow_parent, daemon=True).start()
-    _become(place)
+    _become(placement)
     try:
-        fn(place.rank, *args)
+        fn(placement.rank, *args)
     except KeyboardInterrupt:
         # It came from the terminal, so the parent got it too and reports it.
         sys.exit(128 + signal.SIGINT)
@@ -251,19 +251,21 @@ def _run(place: _SpawnedRank, report: Connection, fn: Callable[..., object], arg
         sys.exit(1)
 
 
-def _become(place: _SpawnedRank) -> None:
+def _become(placement: _SpawnedRank) -> None:
     """Set the variables that `env://` reads, and put secret and socket in their places."""
-    rank, size = str(place.rank), str(place.size)
+    rank, size = str(placement.rank), str(placement.size)
     remove_stale(os.environ)
-    os.environ.update(job_variables("127.0.0.1", place.port, place.store_port, place.run_id, 0))
+    os.environ.update(
+        job_variables("127.0.0.1", placement.port, placement.store_port, placement.run_id, 0)
+    )
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-    os.environ[config.SECRET_FD.names[0]] = descriptor_text(secret_pipe(place.secret))
-    if place.ports is None:
+    os.environ[config.SECRET_FD.names[0]] = descriptor_text(secret_pipe(placement.secret))
+    if placement.ports is None:
         return
-    if place.rank > 0:
-        place.ports.close()
+    if placement.rank > 0:
+        placement.ports.close()
         return
-    _, store, reserved = place.ports
+    _, store, reserved = placement.ports
     os.environ[config.STORE_FD.names[0]] = str(store.detach())
     if reserved is not None:
         reserved.detach()  # stays open until this process ends

@@ -1,7 +1,7 @@
 """Accept connections, and authenticate them before anything else is read from them.
 
 Any client may connect. A pending peer is sent 77 bytes and has auth.HANDSHAKE_TIMEOUT seconds; at
-most the 197 bytes of its proof are held, and nothing is parsed before the proof. When all places
+most the 197 bytes of its proof are held, and nothing is parsed before the proof. When all slots
 are taken, or no descriptor is left, a new connection replaces the oldest pending peer, once that
 one has had GRACE seconds. So a flood of unauthenticated clients delays a member by at most
 len(flood) / MOST_PENDING_PEERS * GRACE seconds, and takes nothing else.

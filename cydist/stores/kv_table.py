@@ -17,7 +17,7 @@ ENTRY_BYTES = 128
 
 _INT64 = range(-(2**63), 2**63)
 
-# A place to wait at: a key, or a queue. The two live in separate name spaces.
+# What a request may wait for: a key, or a queue. The two live in separate name spaces.
 KeyOrQueue = tuple[bool, bytes]
 
 

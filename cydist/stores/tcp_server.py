@@ -58,7 +58,7 @@ class _Connection:
         self.missing = 0  # bytes after the head of the record that arrives; 0: no whole head yet
         self.unsent = memoryview(b"")
         self.parked: StoreRequest | None = None
-        self.places: tuple[KeyOrQueue, ...] = ()
+        self.awaited: tuple[KeyOrQueue, ...] = ()
         self.will: Will = ()
         self.ticket = 0
         self.closing = False
@@ -289,11 +289,11 @@ class StoreServer:
 
     def _try(self, connection: _Connection, request: StoreRequest) -> bool:
         """Run `request`, or park it at the first key or queue that it misses."""
-        place = self.table.awaits(request)
-        if place is not None:
+        key = self.table.awaits(request)
+        if key is not None:
             watched = {(False, request.keys[0])} if request.op is Op.WATCH else set()
-            connection.parked, connection.places = request, tuple({place} | watched)
-            for each in connection.places:
+            connection.parked, connection.awaited = request, tuple({key} | watched)
+            for each in connection.awaited:
                 self._parked.setdefault(each, {})[connection] = None
             return False
         try:
@@ -313,10 +313,10 @@ class StoreServer:
             self._wake(self.table.touched(request))
         return True
 
-    def _wake(self, places: list[KeyOrQueue]) -> None:
-        """Retry the requests parked at `places`, in the order of their arrival."""
-        for place in places:
-            for connection in list(self._parked.get(place, ())):
+    def _wake(self, awaited: list[KeyOrQueue]) -> None:
+        """Retry the requests parked for `awaited`, in the order of their arrival."""
+        for key in awaited:
+            for connection in list(self._parked.get(key, ())):
                 request = connection.parked
                 if request is not None:
                     self._unpark(connection)
@@ -330,12 +330,12 @@ class StoreServer:
             self._drop(connection, error)
 
     def _unpark(self, connection: _Connection) -> None:
-        for place in connection.places:
-            waiting = self._parked[place]
+        for key in connection.awaited:
+            waiting = self._parked[key]
             del waiting[connection]
             if not waiting:
-                del self._parked[place]
-        connection.parked, connection.places = None, ()
+                del self._parked[key]
+        connection.parked, connection.awaited = None, ()
 
     def _answer_timeout(self, connection: _Connection) -> None:
         request = connection.parked

@@ -421,18 +421,29 @@ cdef class Group:
         self.running += 1
         with nogil:
             status = self.perform(&call, entry)
+        free(blocks)
+        error = self.end_call(&call, status, inputs, outputs)
+        if error is not None:
+            raise error
+
+    cdef object end_call(self, Call *c, int status, object one, object other):
         self.running -= 1
         self.leave_comm()
-        free(blocks)
-        if status != OK:
-            self.keep_while_used(inputs, outputs)
-            keep_still_accessed(&call, inputs, outputs)
-            raise self.error_of(&call, status)
+        if status == OK:
+            return None
+        self.keep_while_used(one, other)
+        keep_still_accessed(c, one, other)
+        return self.error_of(c, status)
 
     cdef void keep_while_used(self, object one, object other):
         """Keep objects alive after a failed call if the transport may still use their memory."""
         if self.comm.lingers != NULL and self.comm.lingers(&self.comm):
             self.link.keep(one, other)
+
+    cdef object error_of(self, const Call *c, int status):
+        if status == CLOSED or (status == INTERRUPTED and handler_has_raised()):
+            return failure(status, c.failed_peer, c.failed_step)
+        return recorded_failure(&self.control_plane, self.comm.rank)
 
     cdef void assign_number(self, Call *c) noexcept:
         c.root = c.fingerprint.root
@@ -458,11 +469,6 @@ cdef class Group:
             else:
                 broadcast_failure(&self.control_plane, &self.comm, &message)
         return status
-
-    cdef object error_of(self, const Call *c, int status):
-        if status == CLOSED or (status == INTERRUPTED and handler_has_raised()):
-            return failure(status, c.failed_peer, c.failed_step)
-        return recorded_failure(&self.control_plane, self.comm.rank)
 
 
 cdef int end_control_call(Group group, int status) except -1:

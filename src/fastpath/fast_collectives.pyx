@@ -18,7 +18,6 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport WINDOWS, Entry, index_of, size_class
 from cydist._native.group cimport Group, agree_on_sizes
-from cydist._native.call_errors cimport keep_still_accessed
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
 from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_array, is_multiple
 from cydist._native.sync cimport load_int
@@ -203,14 +202,11 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
     status = native.perform(c, entry)
     if b.thread != NULL:
         PyEval_RestoreThread(b.thread)
-    native.running -= 1
-    native.leave_comm()
     native.call_queue.end_fast()
+    error = native.end_call(c, status, one, other)
     try:
-        if status != OK:
-            native.keep_while_used(one, other)
-            keep_still_accessed(c, one, other)
-            group.failed_call(name, c.fingerprint.seq, native.error_of(c, status))
+        if error is not None:
+            group.failed_call(name, c.fingerprint.seq, error)
     finally:
         native.fast_over = True
     return True

@@ -199,7 +199,7 @@ cdef object all_reduce(object tensor, object op, object group, bint async_op):
     kind, operation, width, name = how
     address = <size_t>p.ptr
     return self.enqueue_if_plain(
-        "all_reduce", ("all_reduce of %d %s, op %s", p.count, names[p.dtype], name),
+        "all_reduce", ("all_reduce", (p.count, names[p.dtype]), name, None),
         self.comm.all_reduce, (address, address, p.count * <size_t>width, kind, operation),
         library, tensor, None, async_op)
 
@@ -217,7 +217,7 @@ cdef object reduce(object tensor, object dst, object op, object group, bint asyn
     kind, operation, width, name = how
     address = <size_t>p.ptr
     return self.enqueue_if_plain(
-        "reduce", ("reduce of %d %s, op %s, root %d", p.count, names[p.dtype], name, root),
+        "reduce", ("reduce", (p.count, names[p.dtype]), name, root),
         self.comm.reduce, (address, address, p.count * <size_t>width, kind, operation, root),
         library, tensor, None, async_op)
 
@@ -233,7 +233,7 @@ cdef object broadcast(object tensor, object src, object group, bint async_op):
         return NOT_FAST
     address = <size_t>p.ptr
     return self.enqueue_if_plain(
-        "broadcast", ("broadcast of %d %s, root %d", p.count, names[p.dtype], root),
+        "broadcast", ("broadcast", (p.count, names[p.dtype]), "", root),
         self.comm.broadcast, (address, address, p.nbytes, NCCL_UINT8, root), library, tensor, None,
         async_op)
 
@@ -250,7 +250,7 @@ cdef object all_gather_into_tensor(object output, object input, object group, bi
         return NOT_FAST
     return self.enqueue_if_plain(
         "all_gather_into_tensor",
-        ("all_gather_into_tensor of %d * %d %s", self.size, small.count, names[small.dtype]),
+        ("all_gather_into_tensor", (self.size, "*", small.count, names[small.dtype]), "", None),
         self.comm.all_gather, (<size_t>small.ptr, <size_t>large.ptr, small.nbytes, NCCL_UINT8),
         library, output, input, async_op)
 
@@ -268,8 +268,7 @@ cdef object reduce_scatter_tensor(object output, object input, object op, object
     kind, operation, width, name = how
     return self.enqueue_if_plain(
         "reduce_scatter_tensor",
-        ("reduce_scatter_tensor of %d * %d %s, op %s", self.size, small.count,
-         names[small.dtype], name),
+        ("reduce_scatter_tensor", (self.size, "*", small.count, names[small.dtype]), name, None),
         self.comm.reduce_scatter,
         (<size_t>large.ptr, <size_t>small.ptr, small.count * <size_t>width, kind, operation),
         library, output, input, async_op)
@@ -288,8 +287,8 @@ cdef object all_to_all_single(object output, object input, object group, bint as
     cdef size_t count = given.count // self.size
     return self.enqueue_if_plain(
         "all_to_all_single",
-        ("all_to_all_single of %d for each, %d bytes an element", count,
-         given.nbytes // given.count),
+        ("all_to_all_single",
+         (count, "for each,", given.nbytes // given.count, "bytes an element"), "", None),
         self.exchange, (<size_t>given.ptr, <size_t>due.ptr, given.nbytes // self.size),
         library, output, input, async_op)
 

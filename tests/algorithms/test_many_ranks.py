@@ -62,6 +62,7 @@ print("content")
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(200)
 def test_sixty_four_processes(tmp_path):
     """Far more processes than cores share windows, and all of them go on."""

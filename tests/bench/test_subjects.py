@@ -106,6 +106,7 @@ def test_hidden_share(moving: float, computing: float, both: float, expected: fl
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(120)
 def test_overlap(tmp_path: Path) -> None:
     """The share that is hidden is printed for each size, with what it was made of."""
@@ -122,6 +123,7 @@ def test_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(120)
 def test_startup(tmp_path: Path) -> None:
     """Imports, joining, a group, and a job as a whole are timed in every round."""

@@ -99,6 +99,7 @@ def test_torch_trains_alike(reference: dict[str, list[float]], tmp_path: Path) -
     np.testing.assert_allclose(found["several"], reference["several"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.more
 def test_starts_itself(tmp_path: Path) -> None:
     """Without a launcher the example starts its own ranks, as many as asked for."""
     command = [sys.executable, str(SCRIPT), "--ranks", "3", "--epochs", "12"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.host import peer_status
+from cydist.backends.host import peer_report
 from cydist.backends.host.connections import Connections
 from cydist.testing import run_threads
 
@@ -125,7 +125,7 @@ def pair() -> Iterator[tuple[Connections, Connections]]:
     """Two ranks whose reports are the comm id that was asked about."""
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     for each in made:
-        each.status_of = lambda comm_id: peer_status.PeerStatus(f"in {comm_id}", "a stack")
+        each.report_of = lambda comm_id: peer_report.PeerReport(f"in {comm_id}", "a stack")
         each.connect([other.address() for other in made])
     yield made[0], made[1]
     for each in made:
@@ -138,8 +138,8 @@ def soon() -> float:
 
 def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connections]) -> None:
     """It has one of its own, which is gone afterwards."""
-    assert pair[0].query(1, 2**63, soon()) == peer_status.PeerStatus(f"in {2**63}", "a stack")
-    assert pair[0].query(1, 7, soon()) == peer_status.PeerStatus("in 7", "a stack")
+    assert pair[0].query(1, 2**63, soon()) == peer_report.PeerReport(f"in {2**63}", "a stack")
+    assert pair[0].query(1, 7, soon()) == peer_report.PeerReport("in 7", "a stack")
     assert [each.link.statistics()["made"] for each in pair] == [0, 0]
     assert [each.pending_peers() for each in pair] == [0, 0]
 
@@ -147,14 +147,14 @@ def test_asking_makes_no_connection_of_the_link(pair: tuple[Connections, Connect
 def test_an_unauthenticated_client_is_told_nothing(pair: tuple[Connections, Connections]) -> None:
     """Who does not know the secret is refused, and so is who asks for another rank."""
     places = [place for lane in pair[1]._lanes for place in lane]
-    claim = peer_status.CLAIM.pack(0, 1, 7)
+    claim = peer_report.CLAIM.pack(0, 1, 7)
     with pytest.raises(dist.AuthenticationError):
-        peer_status.query(places, secret=bytes(32), job="test", claim=claim, deadline=soon())
+        peer_report.query(places, secret=bytes(32), job="test", claim=claim, deadline=soon())
     with pytest.raises(dist.AuthenticationError):
-        peer_status.query(places, secret=SECRET, job="other", claim=claim, deadline=soon())
-    for wrong in (peer_status.CLAIM.pack(0, 0, 7), b"", claim + b"x"):
+        peer_report.query(places, secret=SECRET, job="other", claim=claim, deadline=soon())
+    for wrong in (peer_report.CLAIM.pack(0, 0, 7), b"", claim + b"x"):
         with pytest.raises((dist.DistError, OSError)):
-            peer_status.query(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
+            peer_report.query(places, secret=SECRET, job="test", claim=wrong, deadline=soon())
 
 
 def test_without_authentication_no_status_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_without_authentication_no_status_is_given(monkeypatch: pytest.MonkeyPat
     made = [Connections(rank, 2, host="127.0.0.1", job="test", secret=SECRET) for rank in range(2)]
     try:
         for each in made:
-            each.status_of = lambda comm_id: peer_status.PeerStatus("in a call", "a stack")
+            each.report_of = lambda comm_id: peer_report.PeerReport("in a call", "a stack")
             each.connect([other.address() for other in made])
         with pytest.raises(dist.AuthenticationError, match="different services"):
             made[0].query(1, 7, soon())
@@ -177,25 +177,25 @@ def test_a_rank_that_does_not_answer_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = silent.getsockname()
 
-        def ask(rank: int, deadline: float) -> peer_status.PeerStatus:
-            return peer_status.query(
+        def ask(rank: int, deadline: float) -> peer_report.PeerReport:
+            return peer_report.query(
                 [place], secret=SECRET, job="test", claim=b"", deadline=deadline
             )
 
-        assert peer_status.gather(ask, [3, 4]) == {3: peer_status.SILENT, 4: peer_status.SILENT}
+        assert peer_report.gather(ask, [3, 4]) == {3: peer_report.SILENT, 4: peer_report.SILENT}
 
 
 def test_a_report_is_bounded() -> None:
     """A deep stack is shown by its innermost frames, and a long report is cut."""
 
     def deep(n: int) -> str:
-        return deep(n - 1) if n else peer_status.stacks([threading.get_ident()], others=False)
+        return deep(n - 1) if n else peer_report.stacks([threading.get_ident()], others=False)
 
     text = deep(200)
-    assert text.count("in deep") == peer_status.MOST_FRAMES
-    long = peer_status.encode(peer_status.PeerStatus("in a call", "é" * 10_000))
-    assert len(long) == peer_status.MOST_REPORT_BYTES
-    assert peer_status.decode(long).state == "in a call"
+    assert text.count("in deep") == peer_report.MOST_FRAMES
+    long = peer_report.encode(peer_report.PeerReport("in a call", "é" * 10_000))
+    assert len(long) == peer_report.MOST_REPORT_BYTES
+    assert peer_report.decode(long).state == "in a call"
 
 
 @pytest.mark.parametrize(
@@ -207,13 +207,13 @@ def test_a_report_is_bounded() -> None:
         ("in no call of the group; its last was all_reduce #2", True),
         ("in all_reduce #31", True),
         ("in all_gather #3", True),
-        (peer_status.SILENT.state, True),
+        (peer_report.SILENT.state, True),
     ],
 )
 def test_who_is_late(state: str, late: bool) -> None:
     """Who has not come to the call, not who has left it, or given up on it too."""
-    assert peer_status.is_late(peer_status.PeerStatus(state, ""), "in all_reduce #3") is late
-    assert peer_status.is_late(peer_status.PeerStatus(state, ""), "")
+    assert peer_report.is_late(peer_report.PeerReport(state, ""), "in all_reduce #3") is late
+    assert peer_report.is_late(peer_report.PeerReport(state, ""), "")
 
 
 def test_nothing_is_collected_while_stacks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,5 +225,5 @@ def test_nothing_is_collected_while_stacks_are_read(monkeypatch: pytest.MonkeyPa
         return real()
 
     monkeypatch.setattr(sys, "_current_frames", looked)
-    assert peer_status.stacks((), others=True)
+    assert peer_report.stacks((), others=True)
     assert (collected, gc.isenabled()) == ([False], True)

@@ -73,7 +73,7 @@ def after_a_while() -> Callable[[str], dict[str, Any]]:
     return functools.cache(lambda transport: found(list(leaks.KINDS), transport, False, 55))
 
 
-@pytest.mark.parametrize("transport", [*more("inproc"), "tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", *more("inproc", "shm")])
 @pytest.mark.parametrize("kind", leaks.KINDS)
 def test_nothing_is_left_behind(
     kind: str, transport: str, after_a_while: Callable[[str], dict[str, Any]]

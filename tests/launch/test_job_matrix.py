@@ -128,9 +128,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "start", more_but([spawn, by_variables, by_file_counted], WAYS.values()), ids=WAYS
-)
+@pytest.mark.parametrize("start", more_but([spawn, by_file_counted], WAYS.values()), ids=WAYS)
 def test_started_by_hand(tmp_path: Path, start: Callable[[int, Path], Commands]) -> None:
     """Without a launcher: children of a program, variables, URLs."""
     all_ranks_succeeded(2, run(start(2, tmp_path), tmp_path))
@@ -154,6 +152,7 @@ def test_interfaces(tmp_path: Path, names: str) -> None:
     all_ranks_succeeded(2, run(commands, tmp_path, GLOO_SOCKET_IFNAME=names))
 
 
+@pytest.mark.more
 def test_interface_of_each_family(tmp_path: Path) -> None:
     """One lane over IPv4, the other over IPv6."""
     if not has_ipv6():

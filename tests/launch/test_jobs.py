@@ -100,6 +100,7 @@ def test_spawn(tmp_path: Path) -> None:
     assert result.stdout == "[33, 33]\n" * 3
 
 
+@pytest.mark.more
 def test_torch_distributed(launcher: Launcher) -> None:
     """A program of torch.distributed runs too: rank 0 may bind the port for torch's own store."""
     pytest.importorskip("torch")

@@ -30,6 +30,7 @@ from cydist.net import auth
 from cydist.stores import TCPStore
 
 HOST, WAIT = "127.0.0.1", 20
+MORE = pytest.mark.more
 LONG = [pytest.mark.long, pytest.mark.timeout(600)]
 AUTHENTICATED = ["default", "encrypted", "nat"]
 
@@ -296,8 +297,8 @@ def test_control_messages_changed_between_ranks_are_found(byte: int, changes: bo
     ("without", "kind", "ends"),
     [
         pytest.param("frames objects", "pickle", "wrong", id="his code runs"),
-        pytest.param("objects", "plain", "wrong", id="an object is another"),
-        pytest.param("records", "value", "wrong", id="a value of the store is another"),
+        pytest.param("objects", "plain", "wrong", id="an object is another", marks=MORE),
+        pytest.param("records", "value", "wrong", id="a value of the store is another", marks=MORE),
         pytest.param("frames", "swap", "wrong", id="messages change places", marks=LONG),
     ],
 )

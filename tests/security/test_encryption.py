@@ -23,7 +23,7 @@ from transport_ranks import DEADLINE, done, eventually, run, soon, status_of
 from cydist import _native
 from cydist.backends.host.addresses import Address
 from cydist.backends.host.connections import Connections
-from cydist.backends.host.peer_status import PeerStatus
+from cydist.backends.host.peer_report import PeerReport
 from cydist.errors import AuthenticationError, DistError, UnsupportedError
 from cydist.groups import registry
 from cydist.net import auth, interfaces
@@ -283,7 +283,7 @@ def test_reports_are_not_on_the_wire(monkeypatch: pytest.MonkeyPatch, encrypts: 
         closing(Connections(0, 2, host="127.0.0.1", job="j", secret=SECRET)) as asked,
         closing(Connections(1, 2, host="127.0.0.1", job="j", secret=SECRET)) as asking,
     ):
-        asked.status_of = lambda comm_id: PeerStatus("busy", TEXT.decode())
+        asked.report_of = lambda comm_id: PeerReport("busy", TEXT.decode())
         there = Address.decode(asked.address())
         with closing(Listener(there.lanes[0][0], NetworkFaults())) as between:
             lanes = [[("127.0.0.1", between.port)]]

@@ -16,7 +16,7 @@ from transport_ranks import DEADLINE, SECRET
 
 from cydist.backends.host.addresses import Address
 from cydist.backends.host.connections import Connections
-from cydist.backends.host.peer_status import PeerStatus
+from cydist.backends.host.peer_report import PeerReport
 from cydist.errors import AuthenticationError
 from cydist.rendezvous.handlers import rendezvous_through
 from cydist.stores import HashStore, TCPStore
@@ -114,7 +114,7 @@ def test_question_through_a_relay_is_refused(relay: Relay) -> None:
         closing(Connections(0, 2, host=HOST, job="j", secret=SECRET)) as asked,
         closing(Connections(1, 2, host=HOST, job="j", secret=SECRET)) as asking,
     ):
-        asked.status_of = lambda comm_id: PeerStatus("busy", "")
+        asked.report_of = lambda comm_id: PeerReport("busy", "")
         there = Address.decode(asked.address())
         lanes = [[(HOST, relay(*there.lanes[0][0])), (HOST, 1)]]
         asking.connect([Address(0, there.host, lanes).encode(), asking.address()])

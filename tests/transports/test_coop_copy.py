@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extra_values import more
 from transport_ranks import Group, Ranks, done, free_port, run, soon
 from unreadable_memory import unreadable
 
@@ -207,7 +208,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("who", [0, 1], ids=["sender", "receiver"])
+@pytest.mark.parametrize("who", [*more(0), 1], ids=["sender", "receiver"])
 def test_a_death_in_the_middle(tmp_path: Path, who: int) -> None:
     """A rank that is killed while it copies is noticed by the other, at once."""
     ranks = start(tmp_path, PROGRAM, 2, *SECOND_PIECE[who == 0], str(who))

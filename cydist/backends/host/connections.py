@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 
 from cydist import config
 from cydist._native import TcpLink, failpoint
-from cydist.backends.host import addresses, peer_status
+from cydist.backends.host import addresses, peer_report
 from cydist.backends.host.addresses import Address, SocketAddress
 from cydist.backends.host.connect_attempt import (
     CONNECT_TIMEOUT,
@@ -84,8 +84,8 @@ class Connections:
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
-        self.status_of: Callable[[int], peer_status.PeerStatus] | None = None
-        also = b"" if config.INSECURE.is_on() else peer_status.CHANNEL
+        self.report_of: Callable[[int], peer_report.PeerReport] | None = None
+        also = b"" if config.INSECURE.is_on() else peer_report.CHANNEL
         self._acceptor = Acceptor(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
@@ -173,7 +173,7 @@ class Connections:
         finally:  # a signal handler may raise in join
             self._close_sockets()
             self.link.close()
-            self.status_of = None
+            self.report_of = None
 
     def host_of(self, peer: int) -> str:
         """Return the name of a rank's host."""
@@ -183,16 +183,16 @@ class Connections:
         """Return all ranks on a rank's host."""
         return [each.rank for each in self._peers if each.host == self._peers[peer].host]
 
-    def query(self, peer: int, comm_id: int, deadline: float) -> peer_status.PeerStatus:
+    def query(self, peer: int, comm_id: int, deadline: float) -> peer_report.PeerReport:
         """Query a peer's report on a group, and block until it answers.
 
         Raises OSError or DistError.
         """
-        return peer_status.query(
+        return peer_report.query(
             [place for lane in self._peers[peer].lanes for place in lane],
             secret=self._secret,
             job=self._job,
-            claim=peer_status.CLAIM.pack(self._rank, peer, comm_id),
+            claim=peer_report.CLAIM.pack(self._rank, peer, comm_id),
             deadline=deadline,
         )
 
@@ -254,7 +254,7 @@ class Connections:
             if pending is not None and pending.handshake.channel == CHANNEL:
                 self._admit(pending)
             elif pending is not None:
-                peer_status.answer(pending, self._rank, self.status_of)
+                peer_report.answer(pending, self._rank, self.report_of)
         elif isinstance(key.data, ConnectAttempt):
             if self._attempts.get(key.data.key) is key.data and key.data.connecting is not None:
                 self._advance(key.data)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet, ref
 
 from cydist import config
-from cydist.backends.host.peer_status import GONE, PeerStatus, gather
+from cydist.backends.host.peer_report import GONE, PeerReport, gather
 
 if TYPE_CHECKING:
     from cydist._native import InprocLink, Link
@@ -47,7 +47,7 @@ class Endpoint:
         self._close = close
         self.groups: dict[int, ref[HostGroup]] = {}
         self.own_process = connections is not None
-        self.query: Callable[[int, int, float], PeerStatus] | None = None
+        self.query: Callable[[int, int, float], PeerReport] | None = None
         self._backends: dict[int, str] = {}
         self.host_of: Callable[[int], str] = lambda peer: ""
         self.peer_error: Callable[[int], str] = lambda peer: ""
@@ -57,7 +57,7 @@ class Endpoint:
         self.ranks_beside: Callable[[int], list[int]] = lambda peer: [peer]
         self.traffic: Callable[[int], tuple[int, int, float, float] | None] = lambda peer: None
         if connections is not None:
-            connections.status_of = self.status
+            connections.report_of = self.report
             self.host_of = connections.host_of
             self.peer_error = connections.connect_error
             self.vanished = connections.link.vanished
@@ -72,15 +72,15 @@ class Endpoint:
         self._pid = os.getpid()
         opened.add(self)
 
-    def status(self, comm_id: int) -> PeerStatus:
+    def report(self, comm_id: int) -> PeerReport:
         """Return this rank's report on the group with this id."""
         if (backend := self._backends.get(comm_id)) is not None:
-            return PeerStatus(ASKED_FOR + backend, "")
+            return PeerReport(ASKED_FOR + backend, "")
         known = self.groups.get(comm_id)
         group = None if known is None else known()
         if group is None:
             return GONE
-        return group.status()
+        return group.report()
 
     def announce_request(self, name: str, peers: Sequence[int], backend: str) -> None:
         """As HostGroup.announce_request, for the link's peers."""
@@ -134,10 +134,10 @@ def of_threads(link: InprocLink, key: str) -> Endpoint:
         _threads.pop((key, link.rank), None)
         link.close()
 
-    def query(peer: int, comm_id: int, deadline: float) -> PeerStatus:
+    def query(peer: int, comm_id: int, deadline: float) -> PeerReport:
         known = _threads.get((key, peer))
         endpoint = None if known is None else known()
-        return GONE if endpoint is None else endpoint.status(comm_id)
+        return GONE if endpoint is None else endpoint.report(comm_id)
 
     endpoint = Endpoint(link, close)
     endpoint.query = query

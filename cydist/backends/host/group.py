@@ -22,7 +22,7 @@ from cydist.backends.host import traffic
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks, same_sizes
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
-from cydist.backends.host.peer_status import PeerStatus, describe_status, gather, is_late, stacks
+from cydist.backends.host.peer_report import PeerReport, describe_report, gather, is_late, stacks
 from cydist.backends.host.traffic import Traffic
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
@@ -272,11 +272,11 @@ class HostGroup(ProcessGroup):
 
     # Reports on the ranks, for messages.
 
-    def status(self) -> PeerStatus:
-        """Return this rank's status, for a rank that has given up on it."""
+    def report(self) -> PeerReport:
+        """Return what this rank is doing, for a rank that has given up on it."""
         failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
         own_process = self._endpoint.own_process
-        return PeerStatus(
+        return PeerReport(
             f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
         )
 
@@ -294,7 +294,7 @@ class HostGroup(ProcessGroup):
         if query is None:
             return ""
 
-        def asked_of(rank: int, deadline: float) -> PeerStatus:
+        def asked_of(rank: int, deadline: float) -> PeerReport:
             return query(self._peers[rank], self._comm_id, deadline)
 
         call = self.last_call()
@@ -308,7 +308,7 @@ class HostGroup(ProcessGroup):
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
-            describe_status(self._named(rank), late[rank], self._traffic_with(rank))
+            describe_report(self._named(rank), late[rank], self._traffic_with(rank))
             for rank in sorted(late)
         )
 
@@ -446,24 +446,24 @@ class HostGroup(ProcessGroup):
         algorithm: str = "",
     ) -> None:
         code, factor = (0, None) if op is None else op_and_factor(op)
-        windows = self._open_windows(call)
-        segment_bytes = tuning_table.segment_bytes(self._size, windows)
-        if not algorithm:
-            algorithm = tuning_table.choose(
-                collective, nbytes, self._size, windows,
-                even=even, commutative=True,
-                library=self.library if self._native.library_comm != 0 and not windows else "",
-            )  # fmt: skip
-            known = (
-                even or collective in tuning_table.UNSIZED
-            )  # otherwise sizes differ, or a rank does not know all
-            if known and self.fast_calls and nbytes <= WHOLE_BYTES:
-                self._native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
-        with self.failures(call.name, call.seq, call.deadline, call.began):
-            self._native.run(
+        native, deadline_ns = self._native, call.deadline_ns
+        try:
+            windows = native.open_windows(deadline_ns)
+            segment_bytes = tuning_table.segment_bytes(self._size, windows)
+            if not algorithm:
+                algorithm = tuning_table.choose(
+                    collective, nbytes, self._size, windows,
+                    even=even, commutative=True,
+                    library=self.library if native.library_comm != 0 and not windows else "",
+                )  # fmt: skip
+                # Otherwise sizes differ, or a rank does not know all.
+                known = even or collective in tuning_table.UNSIZED
+                if known and self.fast_calls and nbytes <= WHOLE_BYTES:
+                    native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
+            native.run(
                 collective, inputs, outputs,
                 algorithm=algorithm.encode(),
-                deadline_ns=call.deadline_ns,
+                deadline_ns=deadline_ns,
                 seq=call.seq,
                 op=int(code),
                 factor=factor,
@@ -473,6 +473,10 @@ class HostGroup(ProcessGroup):
                 flags=(EVEN if even else 0) | flags,
                 segment_bytes=segment_bytes,
             )  # fmt: skip
+        except _native.CallError as ended:
+            raise self._error_of(ended, call.name, call.seq, call.deadline, call.began) from (
+                self._failed
+            )
 
     def _open_windows(self, call: Call) -> bool:
         """Return whether the group has windows; its first call may wait for that."""
@@ -497,18 +501,22 @@ class HostGroup(ProcessGroup):
         try:
             yield
         except _native.CallError as ended:
-            failure = self._native.explain(ended)
-            waited = max(0.0, deadline - started)
-            why = self.peer_error(failure.peer)
-            host, beside = "", []
-            if failure.status == "peer_lost":
-                host = self.host_of(failure.peer)
-                beside = self._lost_with_host(failure)
-            error = from_call_error(
-                failure, name, self.group_name, self.ranks, seq, waited,
-                self._endpoint.silence() if beside else why, host, beside,
-            )  # fmt: skip
-            raise error from self._failed
+            raise self._error_of(ended, name, seq, deadline, started) from self._failed
+
+    def _error_of(
+        self, ended: _native.CallError, name: str, seq: int | None, deadline: float, began: float
+    ) -> DistError:
+        """Return the exception for a failure of the engine."""
+        failure = self._native.explain(ended)
+        why = self.peer_error(failure.peer)
+        host, beside = "", []
+        if failure.status == "peer_lost":
+            host = self.host_of(failure.peer)
+            beside = self._lost_with_host(failure)
+        return from_call_error(
+            failure, name, self.group_name, self.ranks, seq, max(0.0, deadline - began),
+            self._endpoint.silence() if beside else why, host, beside,
+        )  # fmt: skip
 
     def _lost_with_host(self, failure: _native.CallError) -> list[int]:
         """Return the members on the host with which a member was lost; none if its host may live.

@@ -55,7 +55,7 @@ def reports_of(options: BackendOptions) -> Connections | None:
     return None
 
 
-def places_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str]]:
+def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str]]:
     """Return each group rank's rank in COMM_WORLD and its host's name. All ranks have come when
     this returns."""
     world, store = MPI.COMM_WORLD, options.store
@@ -67,7 +67,7 @@ def places_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list
     store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {this_host()}")
     words = store.multi_get([f"mpi/{peer}" for peer in range(size)])
     said = [text.decode().split() for text in words]
-    places, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
+    world_ranks, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
     if all(count == 1 for count in sizes):
         raise RendezvousError(
             f"backend 'mpi': this job has {size} ranks, but MPI says in every process that it is "
@@ -75,10 +75,10 @@ def places_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list
             f"spawn are none). Start them as `mpirun -n {size} python script.py` with the mpirun "
             f"of {MPI.get_vendor()[0]}, or use backend 'tcp', which needs no MPI"
         )
-    if len(set(places)) != size or len(set(sizes)) != 1:
+    if len(set(world_ranks)) != size or len(set(sizes)) != 1:
         raise RendezvousError(
             f"backend 'mpi': the {size} ranks of this job are not {size} ranks of one MPI job. "
-            f"By rank, their rank in MPI's COMM_WORLD is {places} and its size is {sizes}: start "
-            f"all of them by one `mpirun -n {size}`, or use backend 'tcp'"
+            f"By rank, their rank in MPI's COMM_WORLD is {world_ranks} and its size is {sizes}: "
+            f"start all of them by one `mpirun -n {size}`, or use backend 'tcp'"
         )
-    return places, [each[2].partition("/")[0] for each in said]
+    return world_ranks, [each[2].partition("/")[0] for each in said]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import _native
 from cydist.backends.host.shm_setup import offer, share_memory, transport_of
-from cydist.backends.mpi.bootstrap import check_in_before_mpi, places_and_hosts, reports_of
+from cydist.backends.mpi.bootstrap import check_in_before_mpi, reports_of, world_ranks_and_hosts
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.datatypes import use_reductions
 from cydist.backends.mpi.endpoint import MpiEndpoint, end_left_links, leave_with
@@ -42,8 +42,8 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     start(MPI)
     _prepare(MPI)
     end_left_links()
-    places, hosts = places_and_hosts(MPI, options)
-    comm = _communicator(MPI, places, options)
+    world_ranks, hosts = world_ranks_and_hosts(MPI, options)
+    comm = _communicator(MPI, world_ranks, options)
     messages = _native.MpiLink(
         options.group_rank,
         options.group_size,
@@ -74,7 +74,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     )
 
 
-def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> Any:
+def _communicator(MPI: Any, world_ranks: Sequence[int], options: BackendOptions) -> Any:
     """Make the link's communicator. Call it when all ranks have come.
 
     A collective of COMM_WORLD makes it. Under Open MPI the messages of `of_some` could be taken by
@@ -83,8 +83,8 @@ def _communicator(MPI: Any, places: Sequence[int], options: BackendOptions) -> A
     """
     world, deadline = MPI.COMM_WORLD, time.monotonic() + options.timeout
     digest = hashlib.sha256(options.group_id.encode()).digest()
-    make = partial(of_some, MPI, world, places, int.from_bytes(digest[:4], "little"))
-    if len(places) == world.Get_size():
+    make = partial(of_some, MPI, world, world_ranks, int.from_bytes(digest[:4], "little"))
+    if len(world_ranks) == world.Get_size():
         make = partial(world.Split, 0, options.group_rank)
     if not MpiThreads(MPI).concurrent:
         made = make()

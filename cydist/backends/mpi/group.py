@@ -78,9 +78,9 @@ class MpiGroup(HostGroup):
     # Messages.
 
     def accepts_strided(self, array: Array, peer: int | None) -> bool:
-        messages, place = self._endpoint.messages, -1 if peer is None else self._peers[peer]
+        messages, source = self._endpoint.messages, -1 if peer is None else self._peers[peer]
         makes = self._endpoint.threads.concurrent
-        return makes and messages.takes_layout(place, array.nbytes) and self.layout_of(array) != 0
+        return makes and messages.takes_layout(source, array.nbytes) and self.layout_of(array) != 0
 
     def layout_of(self, array: Array) -> int:
         return 0 if array.contiguous else datatypes(self._endpoint.MPI).of(array)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cydist import _native
 from cydist.backends.host.work import NOTES_TAG
 from cydist.errors import DistError
+from cydist.groups.consistency import describe
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
-Note = str | tuple[Any, ...]  # a text; or a format and its values, until it is read
+Note = str | tuple[Any, ...]  # a text; or the arguments of `describe`, until it is read
 LENGTH = struct.Struct("<q")
 LEAVING = -1  # in place of a length: that rank destroys its group normally
 
@@ -112,7 +113,7 @@ class CallsDiffer(Exception):
 
 @lru_cache(1024)
 def _text(note: Note) -> str:
-    return note if isinstance(note, str) else note[0] % note[1:]
+    return note if isinstance(note, str) else describe(*note)
 
 
 class CallCheck:

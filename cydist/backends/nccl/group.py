@@ -90,7 +90,7 @@ class NcclGroup(EnqueueMixin):
         self._capturing = False
         self._collected: list[PlannedCall] | None = None  # inside `coalesced`
         self._messages: list[tuple[PlannedCall, StreamWork]] = []
-        self._noted: list[str] = []
+        self._noted: list[tuple[object, ...]] = []
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs still use
         self._blocking_wait = config.NCCL_BLOCKING_WAIT.is_on()
@@ -117,14 +117,16 @@ class NcclGroup(EnqueueMixin):
 
     # The note of a call for other ranks, and its NCCL calls.
 
-    def _note(self, call: Call, text: str) -> None:
-        """Note a call that the next rank must make too."""
+    def _note(
+        self, call: Call, what: tuple[object, ...] = (), op: str = "", root: int | None = None
+    ) -> None:
+        """Note a call that the next rank must make too, with what `describe` says of it."""
         if self._collected is not None:
-            self._noted.append(text)
+            self._noted.append((*what, op) if op else what)
             return
         call.agreed = True
         if self._watch.call_check is not None and not self._capturing:
-            self._watch.call_check.note(call.seq, f"{call.name} {text}")
+            self._watch.call_check.note(call.seq, (call.name, what, op, root))
 
     def _run(
         self, plan: plans.Plan, arrays: Sequence[Array], factor: complex | None = None
@@ -152,13 +154,13 @@ class NcclGroup(EnqueueMixin):
                 raise
             items, self._collected = self._collected, None
             messages, self._messages = self._messages, []
-            texts, self._noted = self._noted, []
+            parts, self._noted = self._noted, []
             if messages or items:
                 self.check_usable("a coalesced call")
             if messages:
                 self._start_messages(messages)
             elif self._call is not None and items:
-                self._note(self._call, " and ".join(texts))
+                self._note(self._call, (" and ".join(" ".join(map(str, part)) for part in parts),))
                 self._start(items)
 
     # Messages. Strided arrays are packed and unpacked here, in the order of the streams.
@@ -238,7 +240,7 @@ class NcclGroup(EnqueueMixin):
     # Collectives. The values that must be equal on all ranks are noted first.
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        self._note(call, f"of {array.size} {array.dtype_name}, root {root}")
+        self._note(call, (array.size, array.dtype_name), root=root)
         self._run(plans.broadcast(array.nbytes, root), [array])
 
     def _reduction_for(
@@ -255,37 +257,36 @@ class NcclGroup(EnqueueMixin):
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
         how, factor = self._reduction_for(call, array, op)
-        self._note(call, f"of {array.size} {array.dtype_name}, op {how.name}")
+        self._note(call, (array.size, array.dtype_name), how.name)
         self._run(plans.all_reduce(self._rank, self._size, array.size, how), [array], factor)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         how, factor = self._reduction_for(call, array, op)
-        self._note(call, f"of {array.size} {array.dtype_name}, op {how.name}, root {root}")
+        self._note(call, (array.size, array.dtype_name), how.name, root)
         self._run(plans.reduce(self._rank, self._size, array.size, root, how), [array], factor)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         how, factor = self._reduction_for(call, output, op)
         counts = tuple(each.size for each in inputs)
-        self._note(call, f"of {plans.describe_counts(counts)} {output.dtype_name}, op {how.name}")
+        self._note(call, (plans.describe_counts(counts), output.dtype_name), how.name)
         plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
         self._run(plan, [output, *inputs], factor)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
-        self._note(
-            call, f"of {plans.describe_counts([each.size for each in outputs])} {array.dtype_name}"
-        )
+        counts = [each.size for each in outputs]
+        self._note(call, (plans.describe_counts(counts), array.dtype_name))
         sizes = tuple(each.nbytes for each in outputs)
         self._run(plans.all_gather(self._rank, sizes, adjacent(outputs)), [array, *outputs])
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
-        self._note(call, f"root {root}")
+        self._note(call, root=root)
         given = list(outputs or ())
         own = bool(given) and given[root].same_memory(array)
         sizes = tuple(each.nbytes for each in given)
         self._run(plans.gather(self._rank, sizes, array.nbytes, root, own), [array, *given])
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
-        self._note(call, f"root {root}")
+        self._note(call, root=root)
         given = list(inputs or ())
         own = bool(given) and given[root].same_memory(output)
         sizes = tuple(each.nbytes for each in given)
@@ -294,8 +295,8 @@ class NcclGroup(EnqueueMixin):
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
-        what = f"{outputs[0].size} for each" if even else "any sizes"
-        self._note(call, f"of {what}, {outputs[0].itemsize} bytes an element")
+        sent = (outputs[0].size, "for each,") if even else ("any sizes,",)
+        self._note(call, (*sent, outputs[0].itemsize, "bytes an element"))
         sizes = [tuple(each.nbytes for each in arrays) for arrays in (outputs, inputs)]
         self._run(plans.all_to_all(*sizes), [*outputs, *inputs])
 
@@ -308,7 +309,7 @@ class NcclGroup(EnqueueMixin):
 
     def barrier(self, call: Call) -> None:
         """Reduce one byte of each rank; `execute` waits until the GPU has done it."""
-        self._note(call, "")
+        self._note(call)
         if self._token is None:
             self._token = self.gpu.lib.allocate(self.gpu.index, 1)
         sum_ = NcclReduction("SUM", 0, "uint8")

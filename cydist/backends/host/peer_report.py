@@ -42,7 +42,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 BELOW_USERS = (PACKAGE + "testing", PACKAGE + "launch", threading.__file__)
 
 
-class PeerStatus(NamedTuple):
+class PeerReport(NamedTuple):
     """A rank's answer to a query.
 
     state       "in all_reduce #12"; or why nothing is known
@@ -53,18 +53,18 @@ class PeerStatus(NamedTuple):
     stacks: str
 
 
-def encode(report: PeerStatus) -> bytes:
+def encode(report: PeerReport) -> bytes:
     """Encode it for sending, cut if it is too long."""
     return "\n".join(report).encode()[:MOST_REPORT_BYTES]
 
 
-def decode(data: bytes) -> PeerStatus:
+def decode(data: bytes) -> PeerReport:
     """Return the status that `encode` was given."""
     state, _, stacks = data.decode("utf-8", "replace").partition("\n")
-    return PeerStatus(state, stacks)
+    return PeerReport(state, stacks)
 
 
-def is_late(report: PeerStatus, here: str) -> bool:
+def is_late(report: PeerReport, here: str) -> bool:
     """Return whether that rank has not reached the call `here`.
 
     A rank is not late if it is in the call, has left it, or has given up on it too.
@@ -73,7 +73,7 @@ def is_late(report: PeerStatus, here: str) -> bool:
     return not (call and re.search(rf"{re.escape(call)}(?!\d)", report.state))
 
 
-def describe_status(who: str, report: PeerStatus, heard: Traffic | None = None) -> str:
+def describe_report(who: str, report: PeerReport, heard: Traffic | None = None) -> str:
     """Return a report as lines of an error's message.
 
     heard   the traffic with that rank; None: not known
@@ -89,20 +89,20 @@ def describe_status(who: str, report: PeerStatus, heard: Traffic | None = None) 
 
 
 def gather(
-    query: Callable[[int, float], PeerStatus], ranks: Sequence[int]
-) -> dict[int, PeerStatus]:
+    query: Callable[[int, float], PeerReport], ranks: Sequence[int]
+) -> dict[int, PeerReport]:
     """Query all ranks at once with query(rank, deadline). Takes PATIENCE at most."""
     from queue import Empty, SimpleQueue  # slow to import and rarely needed
 
     deadline = time.monotonic() + PATIENCE
-    answers: SimpleQueue[tuple[int, PeerStatus]] = SimpleQueue()
+    answers: SimpleQueue[tuple[int, PeerReport]] = SimpleQueue()
 
     def put(rank: int) -> None:
         try:
             answers.put((rank, query(rank, deadline)))
         except (TimeoutError, DistError, OSError) as error:
             late = isinstance(error, TimeoutError)
-            answers.put((rank, SILENT if late else PeerStatus(f"not to be asked: {error}", "")))
+            answers.put((rank, SILENT if late else PeerReport(f"not to be asked: {error}", "")))
 
     for rank in ranks:
         THREADS.run(lambda rank=rank: put(rank))  # type: ignore[misc]
@@ -114,14 +114,14 @@ def gather(
     return found
 
 
-GONE = PeerStatus("not in the group: it has not made it, or destroyed it", "")
-SILENT = PeerStatus(
+GONE = PeerReport("not in the group: it has not made it, or destroyed it", "")
+SILENT = PeerReport(
     "giving no answer: it is stopped, or in code that holds Python's lock, or its host is cut off",
     "",
 )
 
 
-BUSY = PeerStatus(
+BUSY = PeerReport(
     "giving no answer, though its host does: it is stopped, or in code that holds Python's lock, "
     "or the network is slow",
     "",
@@ -129,15 +129,15 @@ BUSY = PeerStatus(
 
 
 def query(
-    places: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
-) -> PeerStatus:
+    addresses: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
+) -> PeerReport:
     """Query the rank that listens at one of these addresses. Raises OSError or DistError."""
     refusal: Exception = TimeoutError("no address was queried")
-    for place in places:
+    for address in addresses:
         try:
-            with socket.socket(family_of(place[0]), socket.SOCK_STREAM) as sock:
+            with socket.socket(family_of(address[0]), socket.SOCK_STREAM) as sock:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
-                sock.connect(place)
+                sock.connect(address)
                 handshake = auth.authenticate_client(
                     sock, channel=CHANNEL, job=job, claim=claim, secret=secret, deadline=deadline
                 )
@@ -148,7 +148,7 @@ def query(
     raise refusal
 
 
-def _opened(data: bytes, handshake: ClientHandshake) -> PeerStatus:
+def _opened(data: bytes, handshake: ClientHandshake) -> PeerReport:
     """Return the report in the one record that a peer sends; what is cut off is no report."""
     records = Records(handshake, MOST_REPORT_BYTES)
     data = records.decrypt(data)
@@ -171,7 +171,7 @@ def _rest_of(sock: socket.socket, deadline: float) -> bytes:
 # Answering
 
 
-def answer(peer: PendingPeer, rank: int, of: Callable[[int], PeerStatus] | None) -> None:
+def answer(peer: PendingPeer, rank: int, of: Callable[[int], PeerReport] | None) -> None:
     """Complete the handshake with a member, send it the requested report, and hang up.
 
     of      comm_id -> this rank's report on that group
