@@ -496,6 +496,30 @@ def test_a_changed_byte_ends_the_connection(wire: Callable[..., Wire], place: in
     assert not got.any()
 
 
+def test_of_a_changed_record_nothing_is_delivered(wire: Callable[..., Wire]) -> None:
+    """The records of a long message are opened in its receiver's memory. Of one that was changed
+    nothing remains there, and of later ones nothing comes."""
+    passed, place = 0, 2 * (HEADER + OVERHEAD) + 3 * (RECORD + OVERHEAD) + 5000
+
+    def change(data: bytes) -> bytes:
+        nonlocal passed
+        at, passed = place - passed, passed + len(data)
+        if not 0 <= at < len(data):
+            return data
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+    made = wire(change)
+    a, b = made.groups
+    got = np.zeros(5 * RECORD, np.uint8)
+    receive = b.irecv(got, 0, 1)
+    send = a.isend(np.ones(5 * RECORD, np.uint8), 1, 1)
+    assert receive.wait(soon())
+    assert status_of(receive) == "peer_lost"
+    assert got[: 3 * RECORD].all()
+    assert not got[3 * RECORD :].any()
+    del send  # kept until here: who forgets a message takes it back
+
+
 def test_a_cut_within_a_record_is_a_lost_peer(wire: Callable[..., Wire]) -> None:
     """The rest of a record never comes: its receiver learns that the connection has ended."""
     made = wire(lambda data: data[:100])
