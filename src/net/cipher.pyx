@@ -20,7 +20,7 @@ cdef enum:
     KEY_BYTES = 16
     JOINED_BYTES = 16384        # of data that share a record with their frame's header
     SEALED_AT_ONCE = 262144     # of data: as much as stays in the second-level cache
-    # What a frame's header, a record of data more than planned, and the overhead of all add
+    # With room for a frame's header, and what each record adds
     OUTBOX_BYTES = SEALED_AT_ONCE + 4096
     READ_BYTES = 262144         # of one read
     INCOMING_BYTES = READ_BYTES + RECORD_BYTES + OVERHEAD_BYTES

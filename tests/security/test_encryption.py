@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -584,6 +585,17 @@ def exchange(made: Wire, frames: int) -> None:
             assert got[0] == number
 
     run(lambda: body(0), lambda: body(1))
+
+
+def test_a_fork_takes_no_connection_along(wire: Callable[..., Wire]) -> None:
+    """A child's links have none, and their ciphers are freed. The parent's go on."""
+    made = wire()
+    exchange(made, 10)
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(link.lane_is_live(1 - rank, 0) for rank, link in enumerate(made.links)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    exchange(made, 10)
 
 
 @pytest.mark.usefixtures("every_thousand")
