@@ -74,7 +74,7 @@ NAT = Variable(
     "1 on all ranks: connections may have their addresses translated, and so may be relayed",
 )
 ENCRYPT = Variable(
-    ("CYDIST_ENCRYPT",), "0", "1 on all ranks: TLS 1.3 on every socket of the job, or no start"
+    ("CYDIST_ENCRYPT",), "0", "1 on all ranks: every socket of the job is encrypted, or no start"
 )
 PEER_TIMEOUT = Variable(
     ("CYDIST_PEER_TIMEOUT",),

@@ -45,6 +45,7 @@ from cydist._native.array import Array, empty, overlapping, use_memory
 from cydist._native.asarray import asarray
 from cydist._native.call_errors import CallError
 from cydist._native.call_queue import CallQueue
+from cydist._native.cipher import CipherHandle, change_keys_after
 from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
 from cydist._native.failpoints import holds as failpoint_holds
@@ -67,6 +68,7 @@ from cydist._native.libmpi import load as load_mpi
 from cydist._native.libmpi import run_in_background, runs_in_background
 from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.mpi_link import MpiLink
+from cydist._native.openssl import load as load_openssl
 from cydist._native.p2p import ANY_SOURCE, LARGEST_TAG, Message, irecv, isend
 from cydist._native.shm_heap import Heap, HeapBuffer, cgroup_left
 from cydist._native.shm_link import ShmLink
@@ -76,8 +78,7 @@ from cydist._native.stream_fork import keep_in_child, replace_in_child
 from cydist._native.stream_link import MessageLink, TcpLink
 from cydist._native.stream_silence import SilenceWatch, keepalive_idle
 from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
-from cydist._native.tls import TlsSession, update_keys_every
-from cydist._native.tls import load as load_libssl
+from cydist._native.tls import TlsHandshake
 
 __all__ = [
     "ANY_SOURCE",
@@ -106,12 +107,14 @@ __all__ = [
     "ShmLink",
     "SilenceWatch",
     "TcpLink",
-    "TlsSession",
+    "TlsHandshake",
     "CallQueue",
+    "CipherHandle",
     "algorithms",
     "arm_failpoint",
     "asarray",
     "cgroup_left",
+    "change_keys_after",
     "combine_all",
     "empty",
     "failpoint",
@@ -123,7 +126,7 @@ __all__ = [
     "irecv",
     "isend",
     "keep_in_child",
-    "load_libssl",
+    "load_openssl",
     "keepalive_idle",
     "load_mpi",
     "overlapping",
@@ -139,7 +142,6 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "unpack_part",
-    "update_keys_every",
     "use_library",
     "use_isa",
     "use_memory",

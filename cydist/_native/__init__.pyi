@@ -37,12 +37,14 @@ __all__ = [
     "ShmLink",
     "SilenceWatch",
     "TcpLink",
-    "TlsSession",
+    "TlsHandshake",
     "CallQueue",
+    "CipherHandle",
     "algorithms",
     "arm_failpoint",
     "asarray",
     "cgroup_left",
+    "change_keys_after",
     "combine_all",
     "empty",
     "failpoint",
@@ -54,7 +56,7 @@ __all__ = [
     "irecv",
     "isend",
     "keep_in_child",
-    "load_libssl",
+    "load_openssl",
     "keepalive_idle",
     "load_mpi",
     "overlapping",
@@ -70,7 +72,6 @@ __all__ = [
     "supports",
     "unflatten_buffers",
     "unpack_part",
-    "update_keys_every",
     "use_library",
     "use_isa",
     "use_memory",
@@ -229,7 +230,7 @@ class TcpLink(MessageLink):
     def wanted(self) -> list[tuple[int, int]]: ...
     def adopt(
         self, peer: int, lane: int, fd: int, sending: bytes, receiving: bytes,
-        tls: TlsSession | None = None,
+        cipher: CipherHandle | None = None,
     ) -> bool: ...  # fmt: skip
     def refuse(self, peer: int, reason: str) -> None: ...
     def know_hosts(self, hosts: Sequence[int], seconds: float) -> None: ...
@@ -241,11 +242,15 @@ class TcpLink(MessageLink):
     def share_cores(self, ranks: int) -> None: ...
 
 @disjoint_base
-class TlsSession:
+class TlsHandshake:
     @property
-    def done(self) -> bool: ...
+    def cipher(self) -> CipherHandle | None: ...
     def __new__(cls, key: bytes, server: bool) -> Self: ...
-    def handshake(self, data: bytes) -> bytes: ...
+    def receive(self, data: bytes) -> bytes: ...
+
+@disjoint_base
+class CipherHandle:
+    def __init__(self, sending: bytes, receiving: bytes) -> None: ...
     def seal(self, data: bytes) -> bytes: ...
     def open(self, data: bytes) -> bytes: ...
 
@@ -279,8 +284,8 @@ class MpiLink(MessageLink):
 def run_in_background() -> None: ...
 def runs_in_background() -> bool: ...
 def load_mpi(path: str) -> None: ...
-def load_libssl(path: str | None) -> None: ...
-def update_keys_every(records: int) -> int: ...
+def load_openssl(path: str | None) -> None: ...
+def change_keys_after(blocks: int) -> int: ...
 def use_library(its_in_place: int, most_payload_bytes: int, most_safe_bytes: int) -> None: ...
 def use_reduction(dtype: int, op: int, type_handle: int, op_handle: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""System calls that the transports use and Cython does not declare."""
+"""Functions of the system that the transports use and Cython does not declare."""
 from libc.errno cimport EINTR
 from libc.stdint cimport uint32_t, uint64_t
 from posix.time cimport timespec
@@ -40,6 +40,16 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_equal(pthread_t, pthread_t)
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
                        void (*)() noexcept nogil)
+
+
+cdef extern from "<dlfcn.h>" nogil:
+    void *dlopen(const char *, int)
+    void *dlsym(void *, const char *)
+    int RTLD_NOW
+
+
+cdef extern from "<string.h>" nogil:
+    void explicit_bzero(void *, size_t)
 
 
 cdef extern from "<signal.h>" nogil:
@@ -84,6 +94,8 @@ cdef extern from "<sys/socket.h>" nogil:
         size_t msg_iovlen
     ssize_t sendmsg(int, const msghdr *, int)
     ssize_t recvmsg(int, msghdr *, int)
+    ssize_t send(int, const void *, size_t, int)
+    ssize_t recv(int, void *, size_t, int)
     int shutdown(int, int)
     int MSG_NOSIGNAL
     int MSG_DONTWAIT

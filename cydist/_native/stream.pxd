@@ -8,11 +8,11 @@ The lock of the Net is held around every call here; no call blocks.
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from cydist._native.abi cimport Request, Comm
+from cydist._native.cipher cimport Cipher, CipherBuffers
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.shm_ring cimport Ring
-from cydist._native.tls cimport Tls
 from cydist._native.stream_silence cimport Patience, Silence
 from cydist._native.wire cimport Header
 
@@ -89,7 +89,7 @@ ctypedef struct Connection:     # one lane to one peer
     int lane
     int state
     int fd                      # the socket; -1: through rings
-    Tls *tls                    # of the socket; NULL: not encrypted
+    Cipher *cipher              # of the socket; NULL: not encrypted
     FrameKeys sending           # of the socket; no key outlives it
     FrameKeys receiving
     bint forged                 # a frame is not the one that the peer sent
@@ -180,6 +180,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     size_t in_flight            # point-to-point requests, and frames no thread waits for
     bint closed
     char *staging
+    CipherBuffers sealed        # of encrypted connections
     # The background thread; see stream_progress.pyx.
     pthread_t background
     pthread_cond_t resume

@@ -3,14 +3,14 @@ from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport Comm
 from cydist._native.stream cimport Connection, Net
-from cydist._native.tls cimport Tls
+from cydist._native.cipher cimport Cipher
 
-# Take over a connected socket with the keys of its directions, 32 bytes each, and its TLS session
+# Take over a connected socket with the keys of its directions, 32 bytes each, and its cipher
 # (NULL: not encrypted), which is the caller's again if the socket is not taken. Returns OK, or why
 # it is not taken (CLOSED, PEER_LOST, NO_MEMORY, or MISMATCH: there is one already).
 cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
-               const char *receiving, Tls *tls) noexcept nogil
-# Overwrite the keys of a connection that has ended.
+               const char *receiving, Cipher *cipher) noexcept nogil
+# Overwrite the keys of a connection that has ended, and free its cipher.
 cdef void forget_keys(Connection *c) noexcept nogil
 # The stream is over. A peer that left on purpose is gone when all its lanes are.
 cdef void end_connection(Connection *c, int how) noexcept nogil

@@ -35,6 +35,7 @@ from cydist.launch.options import LaunchOptions
 from cydist.net import auth
 from cydist.net.acceptor import Acceptor
 from cydist.net.auth import ClientHandshake, ServerHandshake
+from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import why_unreachable
 from cydist.net.records import HEAD_BYTES, Records
 from cydist.stores.listen import bind
@@ -583,7 +584,7 @@ def other_launchers(
     """
     config.SECRET_FD.pop()  # of an outer job
     try:
-        auth.check_encryption()
+        check_encryption()
     except ValueError as error:
         raise RendezvousError(str(error)) from None
     kind = OtherHost if options.node_rank else HostZero

@@ -32,7 +32,7 @@ BACKLOG = 4096  # connections that the kernel queues; a client beyond them waits
 MOST_REFUSALS = 4  # addresses whose last refusal is kept
 
 _ACCEPTS_AT_ONCE = 16
-_HELLO_BYTES = 4096  # more than the first bytes of TLS that follow a client's answer
+_HELLO_BYTES = 4096  # more than the first bytes of TLS's handshake that follow a client's answer
 _PAUSE = 0.05  # seconds until the next attempt to get a descriptor
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

@@ -24,7 +24,8 @@ the server has proved anything, unless CYDIST_NAT=1 is set on both. The settings
 must be equal on both sides.
 
 With CYDIST_ENCRYPT=1 the handshake of TLS 1.3 comes before the server's last message, with a key
-derived from the secret and the bytes so far (cydist/_native/tls.pxd). All that follows is TLS.
+derived from the secret and the bytes so far (cydist/net/encryption.py). All that follows the last
+message is sealed (cydist/_native/cipher.pxd).
 
 With CYDIST_INSECURE=1 the exchange is the same, with a public key. The endpoints may differ then,
 since a relay could write any.
@@ -51,6 +52,7 @@ from cydist.errors import (
     DistTimeoutError,
     PeerFailedError,
 )
+from cydist.net.encryption import RECORD_HEAD_BYTES, KeyExchange
 from cydist.net.secret import (
     SECRET_BYTES,
     Secret,
@@ -78,7 +80,6 @@ __all__ = [
     "address_of",
     "authenticate_client",
     "authenticate_server",
-    "check_encryption",
     "is_configured",
     "endpoints_of",
     "forget_secret",
@@ -111,9 +112,6 @@ _CHANGED = "a third party between the two changes what they send"
 # Settings that must be equal on both sides; the bit of each is its index here.
 _SETTINGS = (config.NAT, config.INSECURE, config.ENCRYPT)
 _ENCRYPTED = 1 << _SETTINGS.index(config.ENCRYPT)
-# A record of TLS: its type, a version, and the length of the rest, at most this (RFC 8446, 5.2).
-_RECORD_HEAD = struct.Struct(">BHH")
-_MAX_RECORD_BYTES = (1 << 14) + 256
 # The greeting of a server without a free descriptor; no random nonce is this text.
 FULL = _GREETING.pack(_MAGIC, b"no file descriptor left", 0, b"")
 # Sent by a refusing server in place of its MAC; no MAC is this text.
@@ -123,9 +121,10 @@ _REFUSALS = {
     "channel": b"cydist: refused, other service".ljust(_MAC_BYTES, b"\0"),
     "settings": b"cydist: refused, other settings".ljust(_MAC_BYTES, b"\0"),
     "endpoints": b"cydist: refused, other addresses".ljust(_MAC_BYTES, b"\0"),
+    "tls": b"cydist: refused, changed TLS".ljust(_MAC_BYTES, b"\0"),
 }
 # No record of TLS begins so.
-_REFUSAL_HEAD = b"cydis"
+_REFUSAL_HEAD = b"cydist"[:RECORD_HEAD_BYTES]
 
 # Keys
 
@@ -189,31 +188,6 @@ def _settings(secret: bytes) -> int:
     return sum(is_on << bit for bit, is_on in enumerate(on))
 
 
-def check_encryption() -> None:
-    """Check that this process can encrypt, if it is to.
-
-    Raises ValueError if CYDIST_ENCRYPT=1 is set without a secret, or where libssl is missing.
-    """
-    if not config.ENCRYPT.is_on():
-        return
-    name = config.ENCRYPT.names[0]
-    if insecure():
-        raise ValueError(
-            f"{name}=1 encrypts with the job's secret, and {config.INSECURE.names[0]}=1 says that "
-            "there is none: set one of the two"
-        )
-    try:
-        import _ssl  # Python's module, whose libssl serves
-    except ImportError as error:
-        raise ValueError(
-            f"{name}=1 needs the libssl of Python's module ssl, which this Python lacks: {error}"
-        ) from None
-    try:
-        _native.load_libssl(getattr(_ssl, "__file__", None))
-    except OSError as error:
-        raise ValueError(f"{name}=1: {error}") from None
-
-
 # The handshake, without any input or output of its own
 
 
@@ -225,12 +199,11 @@ class _Handshake:
     refusal     after AuthenticationError: bytes to send before closing, so that the other side
                 learns the reason
     endpoints   of the connection, as this side sees them (`endpoints_of`)
-    tls         the session that encrypts the connection; None where none does
     """
 
     __slots__ = (
-        "_record", "_secret", "_session", "_settings", "_theirs", "channel", "done", "endpoints",
-        "job", "needs", "refusal", "there", "tls",
+        "_exchange", "_secret", "_session", "_settings", "_theirs", "channel", "done", "endpoints",
+        "job", "needs", "refusal", "there",
     )  # fmt: skip
 
     def __init__(
@@ -245,8 +218,7 @@ class _Handshake:
         self.done = False
         self.needs = 0
         self.refusal = b""
-        self.tls: _native.TlsSession | None = None
-        self._record = b""  # of TLS, as far as it has come
+        self._exchange: KeyExchange | None = None  # of an encrypted connection
         self._secret = secret
         self._session = b""
         self._settings = _settings(secret)
@@ -277,24 +249,24 @@ class _Handshake:
         )
         if self._settings & _ENCRYPTED:
             key = hmac.digest(self._session, b"cydist tls", "sha256")
-            self.tls = _native.TlsSession(key, isinstance(self, ServerHandshake))
-            self.needs = _RECORD_HEAD.size
+            self._exchange = KeyExchange(key, server=isinstance(self, ServerHandshake))
+            self.needs = self._exchange.needs
 
-    def _receive_record(self, data: bytes) -> bytes:
-        """Take the head of a TLS record, or the rest of it; return what answers it."""
-        assert self.tls is not None
-        self._record += data
-        if len(self._record) == _RECORD_HEAD.size:
-            self.needs = _RECORD_HEAD.unpack(self._record)[2]
-            if not 0 < self.needs <= _MAX_RECORD_BYTES:
-                raise self._refused("tls")
-            return b""
-        record, self._record = self._record, b""
-        self.needs = _RECORD_HEAD.size
+    def _exchange_keys(self, data: bytes) -> bytes:
+        """Take bytes of TLS's handshake; return what answers them."""
+        assert self._exchange is not None
         try:
-            return self.tls.handshake(record)
+            answer = self._exchange.receive(data)
         except ValueError:
+            self.refusal = _REFUSALS["tls"]
             raise self._refused("tls") from None
+        self.needs = self._exchange.needs
+        return answer
+
+    @property
+    def cipher(self) -> _native.CipherHandle | None:
+        """Return the cipher of an encrypted connection, once both sides have agreed on it."""
+        return None if self._exchange is None else self._exchange.cipher
 
     def _finish(self) -> None:
         self.needs = 0
@@ -382,9 +354,9 @@ class ServerHandshake(_Handshake):
         """
         if self.done or len(data) != self.needs:
             raise ValueError(f"the handshake wants {self.needs} bytes now, not {len(data)}")
-        if self.tls is not None:
-            answer = self._receive_record(data)
-            return answer + self._prove() if self.tls.done else answer
+        if self._exchange is not None:
+            answer = self._exchange_keys(data)
+            return answer if self.cipher is None else answer + self._prove()
         body, mac = data[: _ANSWER.size], data[_ANSWER.size :]
         magic, _, settings, endpoints, channel, job, claim_bytes, claim = _ANSWER.unpack(body)
         if magic != _MAGIC or settings >> len(_SETTINGS) or claim_bytes > MAX_CLAIM_BYTES:
@@ -402,7 +374,7 @@ class ServerHandshake(_Handshake):
         self.claim = claim[:claim_bytes]
         self._begin_session(self.greeting + data)
         self._proof = self._mac(b"server", self.greeting + data)
-        return self._prove() if self.tls is None else b""
+        return self._prove() if self._exchange is None else b""
 
     def _prove(self) -> bytes:
         self._finish()
@@ -417,7 +389,7 @@ class ClientHandshake(_Handshake):
     endpoints   must be set before the greeting is received
     """
 
-    __slots__ = ("_transcript", "claim")
+    __slots__ = ("_refusal_head", "_transcript", "claim")
 
     def __init__(
         self,
@@ -434,6 +406,7 @@ class ClientHandshake(_Handshake):
         self.claim = claim
         self.needs = _GREETING.size
         self._transcript = b""
+        self._refusal_head = b""  # of a refusal that came in place of a record of TLS
 
     def receive(self, data: bytes) -> bytes:
         """Answer the greeting, then check the server's proof.
@@ -446,7 +419,7 @@ class ClientHandshake(_Handshake):
             raise ValueError(f"the handshake wants {self.needs} bytes now, not {len(data)}")
         if not self.answered:
             return self._answer(data)
-        if self.tls is not None and not self.tls.done:
+        if self._exchange is not None and self.cipher is None:
             return self._receive_tls(data)
         return self._check(data)
 
@@ -488,18 +461,18 @@ class ClientHandshake(_Handshake):
         self._transcript = greeting + answer
         self.needs = _MAC_BYTES
         self._begin_session(self._transcript)
-        return answer if self.tls is None else answer + self.tls.handshake(b"")
+        return answer if self._exchange is None else answer + self._exchange.begin()
 
     def _receive_tls(self, data: bytes) -> bytes:
-        assert self.tls is not None
-        if self._record + data == _REFUSAL_HEAD:  # in place of a record
-            self._record += data
-            self.needs = _MAC_BYTES - len(self._record)
+        assert self._exchange is not None
+        if data == _REFUSAL_HEAD and self._exchange.is_between_records:
+            self._refusal_head = data
+            self.needs = _MAC_BYTES - len(data)
             return b""
-        if self._record == _REFUSAL_HEAD:
-            return self._check(self._record + data)
-        answer = self._receive_record(data)
-        if self.tls.done:
+        if self._refusal_head:
+            return self._check(self._refusal_head + data)
+        answer = self._exchange_keys(data)
+        if self.cipher is not None:
             self.needs = _MAC_BYTES
         return answer
 

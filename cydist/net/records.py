@@ -8,7 +8,7 @@ BLAKE2s (RFC 7693), with one key for each direction of the connection. The numbe
 of a direction from 0 and does not travel. So a record that was dropped, repeated, reordered,
 reflected, cut, changed or taken from another connection has a wrong tag.
 
-On an encrypted connection TLS carries these records, in records of its own.
+On an encrypted connection sealed records (cydist/_native/cipher.pxd) carry these.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Records:
     Sending and receiving are independent of each other; two threads may not do the same at once.
     """
 
-    __slots__ = ("_most", "_received", "_receiving", "_sending", "_sent", "_there", "_tls")
+    __slots__ = ("_cipher", "_most", "_received", "_receiving", "_sending", "_sent", "_there")
 
     def __init__(self, handshake: ClientHandshake | ServerHandshake, most: int) -> None:
         self._sending, self._receiving = handshake.keys(_PURPOSE)
         self._sent = self._received = 0
         self._there = handshake.there
-        self._tls = handshake.tls
+        self._cipher = handshake.cipher
         self._most = most
 
     def seal(self, body: bytes) -> bytes:
@@ -57,18 +57,18 @@ class Records:
         record = b"".join(
             (length, head, body, _tag(self._sending, b"body", _TAG_BYTES, number, body))
         )
-        return record if self._tls is None else self._tls.seal(record)
+        return record if self._cipher is None else self._cipher.seal(record)
 
     def decrypt(self, data: bytes) -> bytes:
-        """Return the bytes of records that received bytes carry: these or, where TLS carries them,
-        what it has complete.
+        """Return the bytes of records that received bytes carry: these or, on an encrypted
+        connection, those of the sealed records that are complete.
 
         Raises AuthenticationError if the peer did not send them next.
         """
-        if self._tls is None:
+        if self._cipher is None:
             return data
         try:
-            return self._tls.open(data)
+            return self._cipher.open(data)
         except ValueError:
             raise self._tampered() from None
 

@@ -35,6 +35,7 @@ from cydist.errors import (
 from cydist.net import auth
 from cydist.net.acceptor import no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
+from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import public_address, resolve, why_unreachable
 from cydist.net.records import HEAD_BYTES, Records
 from cydist.net.silence import peer_timeout, watch_idle
@@ -112,7 +113,7 @@ class TCPStore(Store):
         if world_size is not None and world_size < 0:
             world_size = None
         deadline = time.monotonic() + self._timeout
-        auth.check_encryption()
+        check_encryption()
         secret = auth.secret()
         refcount = None
         if is_master:

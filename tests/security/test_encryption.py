@@ -1,8 +1,9 @@
-"""CYDIST_ENCRYPT=1: every socket of the job speaks TLS 1.3, or the job does not start."""
+"""CYDIST_ENCRYPT=1: every socket of the job is encrypted, or the job does not start."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handshakes import KEY, SECRET, record_pair, sessions, shake_hands, shaken_hands
+from handshakes import KEY, SECRET, ciphers, record_pair, shake_hands, shaken_hands
 from relayed_links import RelayedLinks
 from tcp_proxy import NetworkFaults, Proxy
 from transport_ranks import DEADLINE, done, eventually, run, soon, status_of
@@ -27,24 +28,40 @@ from cydist.backends.host.peer_report import PeerReport
 from cydist.errors import AuthenticationError, DistError, UnsupportedError
 from cydist.groups import registry
 from cydist.net import auth, interfaces
+from cydist.net.encryption import check_encryption
 from cydist.stores import HashStore, TCPStore
 
 TEXT = b"the elements of an array" * 3
-RECORD = 16384  # bytes of plaintext in the longest record
+RECORD = 65536  # bytes that the longest sealed record carries
+OVERHEAD = 20  # its length and tag
+JOINED = 16384  # bytes of data that travel in one record with their frame's header
+HEADER = 104
 
 
 @pytest.fixture(autouse=True)
 def encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CYDIST_ENCRYPT", "1")
-    auth.check_encryption()
+    check_encryption()
+
+
+@contextlib.contextmanager
+def keys_last(blocks: int) -> Iterator[None]:
+    """Keys of connections that are made meanwhile seal so many blocks."""
+    before = _native.change_keys_after(blocks)
+    yield
+    _native.change_keys_after(before)
 
 
 @pytest.fixture
 def every_thousand() -> Iterator[None]:
-    """Keys serve for a thousand records."""
-    before = _native.update_keys_every(1000)
-    yield
-    _native.update_keys_every(before)
+    """Keys serve for a thousand short frames."""
+    with keys_last(1000 * blocks_of(HEADER + 8)):
+        yield
+
+
+def blocks_of(nbytes: int) -> int:
+    """How many blocks count for a record that carries so many bytes."""
+    return nbytes // 16 + 3
 
 
 class Wire(RelayedLinks):
@@ -53,10 +70,10 @@ class Wire(RelayedLinks):
     change      what becomes of the bytes that rank 0 sends
     """
 
-    def __init__(self, change: Callable[[bytes], bytes] = bytes, *, tls: bool = True) -> None:
+    def __init__(self, change: Callable[[bytes], bytes] = bytes, *, encrypts: bool = True) -> None:
         self.seen = bytearray()
         self._change = change
-        super().__init__(sessions()[::-1] if tls else (None, None))
+        super().__init__(ciphers() if encrypts else (None, None))
 
     def carry(self, sender: int, source: socket.socket, sink: socket.socket) -> None:
         while part := source.recv(65536):
@@ -69,8 +86,8 @@ def wire() -> Iterator[Callable[..., Wire]]:
     """Makes a wire by its attack."""
     made: list[Wire] = []
 
-    def make(change: Callable[[bytes], bytes] = bytes, *, tls: bool = True) -> Wire:
-        made.append(Wire(change, tls=tls))
+    def make(change: Callable[[bytes], bytes] = bytes, *, encrypts: bool = True) -> Wire:
+        made.append(Wire(change, encrypts=encrypts))
         return made[-1]
 
     yield make
@@ -81,31 +98,31 @@ def wire() -> Iterator[Callable[..., Wire]]:
 # The handshake
 
 
-def test_both_sides_speak_tls() -> None:
+def test_both_sides_agree_on_a_cipher() -> None:
     """After the handshake each opens what the other has sealed."""
     server, client = shaken_hands()
-    assert server.tls is not None
-    assert client.tls is not None
-    assert server.tls.open(client.tls.seal(TEXT)) == TEXT
-    assert client.tls.open(server.tls.seal(TEXT)) == TEXT
+    assert server.cipher is not None
+    assert client.cipher is not None
+    assert server.cipher.open(client.cipher.seal(TEXT)) == TEXT
+    assert client.cipher.open(server.cipher.seal(TEXT)) == TEXT
 
 
 def test_keys_are_of_one_connection() -> None:
     """Another connection of the same two processes opens nothing of this one."""
     first, second = shaken_hands(), shaken_hands()
-    assert first[1].tls is not None
-    assert second[0].tls is not None
+    assert first[1].cipher is not None
+    assert second[0].cipher is not None
     with pytest.raises(ValueError, match="not the next one"):
-        second[0].tls.open(first[1].tls.seal(TEXT))
+        second[0].cipher.open(first[1].cipher.seal(TEXT))
 
 
-def test_a_session_needs_the_key() -> None:
+def test_a_handshake_needs_the_key() -> None:
     """Two sides with different keys do not complete TLS's handshake."""
-    client, server = _native.TlsSession(KEY, False), _native.TlsSession(bytes(32), True)
+    client, server = _native.TlsHandshake(KEY, False), _native.TlsHandshake(bytes(32), True)
     with pytest.raises(ValueError, match="does not hold"):
-        client.handshake(server.handshake(client.handshake(b"")))
-    assert not client.done
-    assert not server.done
+        client.receive(server.receive(client.receive(b"")))
+    assert client.cipher is None
+    assert server.cipher is None
 
 
 # Bytes that RFC 8446 (5.1) says to ignore, by message: the version in the head of the first record.
@@ -176,11 +193,69 @@ def test_the_other_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_key_comes_from_the_secret_alone() -> None:
     """A client offers its pre-shared key only together with a Diffie-Hellman exchange, so that a
     secret that is learnt later opens nothing that was recorded."""
-    hello = _native.TlsSession(KEY, False).handshake(b"")
+    hello = _native.TlsHandshake(KEY, False).receive(b"")
     extensions = extensions_of(hello)
     modes, shares = extensions[45], extensions[51]  # RFC 8446, 4.2
     assert modes == bytes([1, 1])  # one mode, psk_dhe_ke
     assert int.from_bytes(shares[:2], "big") == len(shares) - 2 > 32
+
+
+@pytest.mark.parametrize("message", [2, 3, 4], ids=["hello", "answer", "finished"])
+def test_changed_tls_is_told_to_the_other_side(message: int) -> None:
+    """Both sides say that TLS's handshake failed: the one that found it, and the one that was
+    refused, so that it does not try again."""
+    server = auth.ServerHandshake(SECRET, b"store", "")
+    client = auth.ClientHandshake(SECRET, b"store", "")
+    sent = 0
+
+    def change(data: bytes) -> bytes:
+        nonlocal sent
+        sent += bool(data)
+        if not data or sent != message:
+            return data
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    with pytest.raises(AuthenticationError, match="the handshake of TLS failed"):
+        shake_hands(server, client, change)
+    finder, told = (client, server) if message == 3 else (server, client)
+
+    def hear(refusal: bytes) -> None:
+        while refusal:
+            part, refusal = refusal[: told.needs], refusal[told.needs :]
+            told.receive(part)
+
+    with pytest.raises(AuthenticationError, match="the handshake of TLS failed"):
+        hear(finder.refusal)
+
+
+class Changer(Proxy):
+    """A proxy that turns a bit of what each client sends first of TLS."""
+
+    PLACE = 197 + 60  # behind the answer to the greeting
+
+    def _write(self, sock: socket.socket, data: bytes) -> None:
+        place = self.PLACE - self._inward.get(sock, self.PLACE + 1)
+        if 0 <= place < len(data):
+            data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        super()._write(sock, data)
+
+
+def test_a_rank_whose_handshakes_are_all_changed_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns that a third party is there, and does not try until its timeout."""
+    monkeypatch.setenv("CYDIST_NAT", "1")  # for the proxy
+    with (
+        closing(Connections(0, 2, host="127.0.0.1", job="j", secret=SECRET)) as asked,
+        closing(Connections(1, 2, host="127.0.0.1", job="j", secret=SECRET)) as asking,
+    ):
+        there = Address.decode(asked.address())
+        with closing(Changer(there.lanes[0][0], NetworkFaults())) as between:
+            lanes = [[("127.0.0.1", between.port)]]
+            asking.connect([Address(0, there.host, lanes).encode(), asking.address()])
+            group = Group(_native.Group(asking.link, [0, 1], 1, 1))
+            send = group.isend(np.ones(8), 0, 1)
+            assert send.wait(soon())
+        assert status_of(send) == "peer_lost"
+        assert "the handshake of TLS failed: a third party" in asking.link.lost(0)
 
 
 def extensions_of(hello: bytes) -> dict[int, bytes]:
@@ -219,7 +294,7 @@ def test_a_libssl_without_the_functions_is_refused() -> None:
     script = (
         "from cydist import _native\n"
         "import math\n"
-        "try: _native.load_libssl(math.__file__)\n"
+        "try: _native.load_openssl(math.__file__)\n"
         "except OSError as error: print(error)\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -296,7 +371,7 @@ def test_reports_are_not_on_the_wire(monkeypatch: pytest.MonkeyPatch, encrypts: 
 # Records
 
 
-def test_records_travel_in_tls() -> None:
+def test_records_travel_sealed() -> None:
     """The store's records are not on the wire, and arrive whole however they are cut."""
     server, client = record_pair()
     sent = client.seal(TEXT * 1000)
@@ -308,14 +383,14 @@ def test_records_travel_in_tls() -> None:
     assert server.open_body(record[12:]) == TEXT * 1000
 
 
-@pytest.mark.parametrize("place", [0, 3, 5, 40, -1], ids=["type", "length", "first", "body", "tag"])
+@pytest.mark.parametrize(
+    "place", [0, 3, 4, 40, -1], ids=["too long", "shorter", "first", "body", "tag"]
+)
 def test_a_changed_record_is_refused(place: int) -> None:
     """By an AuthenticationError, or it waits for bytes that do not come."""
     server, client = record_pair()
     sent = bytearray(client.seal(TEXT))
     sent[place] ^= 0x40
-    if place == 3:  # a longer record than may be
-        sent[place] |= 0x80
     with pytest.raises(AuthenticationError, match="tampered"):
         server.decrypt(bytes(sent))
 
@@ -343,21 +418,23 @@ def test_idle_connections_hold_no_buffers(secret: bytes) -> None:
 # Frames
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["encrypted", "plain"])
+@pytest.mark.parametrize("encrypts", [True, False], ids=["encrypted", "plain"])
 @pytest.mark.parametrize("times", [1, 10_000], ids=["short", "long"])
-def test_nothing_is_on_the_wire(wire: Callable[..., Wire], tls: bool, times: int) -> None:
+def test_nothing_is_on_the_wire(wire: Callable[..., Wire], encrypts: bool, times: int) -> None:
     """A wire carries the bytes of arrays, short or long, unless it is encrypted."""
-    made = wire(tls=tls)
+    made = wire(encrypts=encrypts)
     a, b = made.groups
     sent = np.frombuffer(TEXT * times, np.uint8)
     got = np.zeros_like(sent)
     receive, send = b.irecv(got, 0, 1), a.isend(sent, 1, 1)
     run(lambda: done(receive), lambda: done(send))
     assert got.tobytes() == sent.tobytes()
-    assert (TEXT in made.seen) == (not tls)
+    assert (TEXT in made.seen) == (not encrypts)
 
 
-@pytest.mark.parametrize("place", [0, 4, 5, 60, -1], ids=["type", "length", "first", "body", "tag"])
+@pytest.mark.parametrize(
+    "place", [0, 3, 4, 60, -1], ids=["too long", "longer", "first", "body", "tag"]
+)
 def test_a_changed_byte_ends_the_connection(wire: Callable[..., Wire], place: int) -> None:
     """The receiver says that somebody changed it, and delivers nothing."""
 
@@ -371,12 +448,36 @@ def test_a_changed_byte_ends_the_connection(wire: Callable[..., Wire], place: in
     got = np.zeros(len(TEXT), np.uint8)
     receive = b.irecv(got, 0, 1)
     a.isend(np.frombuffer(TEXT, np.uint8), 1, 1)
-    if place == 4:  # one byte more or less: what follows is not a record
+    if place == 3:  # one byte more or less: what follows is not a record
         a.isend(np.frombuffer(TEXT, np.uint8), 1, 2)
     assert receive.wait(soon())
     assert status_of(receive) == "peer_lost"
     assert "tampered with" in made.links[1].lost(0)
     assert not got.any()
+
+
+def test_of_a_changed_record_nothing_is_delivered(wire: Callable[..., Wire]) -> None:
+    """The records of a long message are opened in its receiver's memory. Of one that was changed
+    nothing remains there, and of later ones nothing comes."""
+    passed, place = 0, 2 * (HEADER + OVERHEAD) + 3 * (RECORD + OVERHEAD) + 5000
+
+    def change(data: bytes) -> bytes:
+        nonlocal passed
+        at, passed = place - passed, passed + len(data)
+        if not 0 <= at < len(data):
+            return data
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+    made = wire(change)
+    a, b = made.groups
+    got = np.zeros(5 * RECORD, np.uint8)
+    receive = b.irecv(got, 0, 1)
+    send = a.isend(np.ones(5 * RECORD, np.uint8), 1, 1)
+    assert receive.wait(soon())
+    assert status_of(receive) == "peer_lost"
+    assert got[: 3 * RECORD].all()
+    assert not got[3 * RECORD :].any()
+    del send  # kept until here: who forgets a message takes it back
 
 
 def test_a_cut_within_a_record_is_a_lost_peer(wire: Callable[..., Wire]) -> None:
@@ -398,7 +499,7 @@ def test_messages_both_ways_at_once(wire: Callable[..., Wire], seed: int) -> Non
     rng = random.Random(seed)
     made = wire()
     sizes = [
-        rng.choice([0, 1, 100, RECORD - 104, RECORD - 103, RECORD, 65536, 65537, 300_001, 1 << 21])
+        rng.choice([0, 1, 100, JOINED, JOINED + 1, RECORD, RECORD + 1, 300_001, 1 << 21])
         for _ in range(30)
     ]
 
@@ -445,15 +546,23 @@ def exchange(made: Wire, frames: int) -> None:
     run(lambda: body(0), lambda: body(1))
 
 
+def test_a_fork_takes_no_connection_along(wire: Callable[..., Wire]) -> None:
+    """A child's links have none, and their ciphers are freed. The parent's go on."""
+    made = wire()
+    exchange(made, 10)
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(link.lane_is_live(1 - rank, 0) for rank, link in enumerate(made.links)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    exchange(made, 10)
+
+
 @pytest.mark.usefixtures("every_thousand")
 def test_keys_change_while_frames_pass(wire: Callable[..., Wire]) -> None:
-    """After every thousand records the sender takes a new key, and all records are opened."""
+    """After every thousand records both sides take a new key, and all records are opened."""
     made = wire()
     exchange(made, 3500)
-    # A frame is a record of 5 bytes, the header, one byte of type and a tag; what is more are the
-    # announcements of new keys.
-    more = len(made.seen) - 2 * 3500 * (5 + 104 + 8 + 1 + 16)
-    assert more >= 2 * 3 * (5 + 5 + 1 + 16)
+    assert len(made.seen) >= 2 * 3500 * (HEADER + 8 + OVERHEAD)
 
 
 @pytest.mark.long

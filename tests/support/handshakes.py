@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cydist._native import TlsSession
+from cydist._native import CipherHandle
 from cydist.net.auth import ClientHandshake, ServerHandshake
 from cydist.net.records import Records
 from cydist.stores.protocol import MAX_FRAME_BYTES
 
 SECRET = bytes(range(32))
-KEY = bytes(range(32))  # of a connection's TLS
+KEY = bytes(range(32))  # of an encrypted connection
 
 
 def shaken_hands(
@@ -50,10 +50,6 @@ def record_pair(most: int = MAX_FRAME_BYTES) -> tuple[Records, Records]:
     return Records(server, most), Records(client, most)
 
 
-def sessions() -> tuple[TlsSession, TlsSession]:
-    """Return a server and a client after TLS's handshake."""
-    server, client = TlsSession(KEY, True), TlsSession(KEY, False)
-    server.handshake(client.handshake(server.handshake(client.handshake(b""))))
-    assert server.done
-    assert client.done
-    return server, client
+def ciphers() -> tuple[CipherHandle, CipherHandle]:
+    """Return both sides' of one encrypted connection."""
+    return CipherHandle(KEY, bytes(32)), CipherHandle(bytes(32), KEY)

@@ -16,10 +16,10 @@ from cydist import _native
 class RelayedLinks:
     """Ranks 0 and 1, whose connection is cut in two. A subclass says what it carries.
 
-    sessions    of TLS, one for each rank; None: the connection is not encrypted
+    ciphers     one for each rank; None: the connection is not encrypted
     """
 
-    def __init__(self, sessions: Sequence[_native.TlsSession | None] = (None, None)) -> None:
+    def __init__(self, ciphers: Sequence[_native.CipherHandle | None] = (None, None)) -> None:
         self.links = [_native.TcpLink(rank, 2) for rank in (0, 1)]
         self.groups = [Group(_native.Group(self.links[rank], [0, 1], rank, 1)) for rank in (0, 1)]
         self._ends = []
@@ -29,7 +29,7 @@ class RelayedLinks:
             # Little room, so that frames and records are often sent in parts.
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
             keys = KEYS[rank], KEYS[1 - rank]
-            assert link.adopt(1 - rank, 0, ours.detach(), *keys, sessions[rank])
+            assert link.adopt(1 - rank, 0, ours.detach(), *keys, ciphers[rank])
             self._ends.append(theirs)
         self._threads = [
             threading.Thread(target=self._carry, args=(sender,), daemon=True) for sender in (0, 1)

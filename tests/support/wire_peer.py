@@ -89,14 +89,14 @@ class FrameSealer:
 class Wire:
     """A link whose only peer is the test, and what went over it.
 
-    tls         the link's session; the peer's bytes are then for `put`
+    cipher      the link's; the peer's bytes are then for `put`
     """
 
-    def __init__(self, tls: _native.TlsSession | None = None) -> None:
+    def __init__(self, cipher: _native.CipherHandle | None = None) -> None:
         self.link = _native.TcpLink(0, 2, 1, HELD_LIMIT)
         ours, self.peer = socket.socketpair()
         ours.setblocking(False)
-        assert self.link.adopt(1, 0, ours.detach(), *KEYS, tls)
+        assert self.link.adopt(1, 0, ours.detach(), *KEYS, cipher)
         self.seal = FrameSealer()
         self.group = Group(_native.Group(self.link, [0, 1], 0, 1))
         # Of a group to which nothing that is said belongs.

@@ -41,6 +41,7 @@ from cydist.errors import AuthenticationError, DistError, DistNetworkError, Rend
 from cydist.net import auth
 from cydist.net.acceptor import Acceptor, HandshakeSocket, PendingPeer, no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
+from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
 from cydist.net.silence import peer_timeout, watch_idle
 from cydist.waiting import LONGEST_WAIT, LoopGuard
@@ -70,7 +71,7 @@ class Connections:
         self._rank = rank
         self._size = size
         self._job = job
-        auth.check_encryption()
+        check_encryption()
         self._secret = auth.secret() if secret is None else secret
         self._peer_timeout = peer_timeout()
         names = chosen_interfaces()
@@ -321,7 +322,7 @@ class Connections:
             set_options(sock)
             # Not a duplicate, since there may be no descriptor left for one.
             keys = connected.handshake.keys(b"frames")
-            if self.link.adopt(*lane, sock.fileno(), *keys, connected.handshake.tls):
+            if self.link.adopt(*lane, sock.fileno(), *keys, connected.handshake.cipher):
                 sock.detach()
                 return True
         except (OSError, MemoryError):

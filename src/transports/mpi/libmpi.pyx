@@ -1,12 +1,7 @@
 """The MPI library that mpi4py has loaded, and which threads may call it; see libmpi.pxd."""
 from libc.stdlib cimport free, malloc
 
-from cydist._native.linux cimport pthread_equal, pthread_self
-
-cdef extern from "<dlfcn.h>" nogil:
-    void *dlopen(const char *, int)
-    void *dlsym(void *, const char *)
-    int RTLD_NOW
+from cydist._native.linux cimport RTLD_NOW, dlopen, dlsym, pthread_equal, pthread_self
 
 cdef extern from *:
     """

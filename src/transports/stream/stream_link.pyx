@@ -12,6 +12,7 @@ from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
 from cydist._native.abi cimport CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Link, Request, now_ns
+from cydist._native.cipher cimport Cipher, CipherHandle, cipher_free, free_buffers
 from cydist._native.stream_inline cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
 from cydist._native.stream_fork cimport abandon_net, close_descriptors, unregister_net, register_net
@@ -33,7 +34,6 @@ from cydist._native.stream_peers cimport (
     adopt, drop_comm, free_connections, host_answers, leave_link, look_for_silence, mark_lost,
 )
 from cydist._native.stream_silence cimport Traffic, patience_of, traffic_of
-from cydist._native.tls cimport Tls, TlsSession, tls_free
 from cydist._native.stream_liveness cimport MOST_LANES
 from cydist._native.stream_progress cimport (
     ensure_background, poll_once, progress, stop_background, wait,
@@ -261,6 +261,7 @@ cdef class MessageLink(Link):
         free(net.lost)
         free(net.hosts)
         free(net.staging)
+        free_buffers(&net.sealed)
         free(net)
 
     cdef int attach_comm(self, Comm *t) except -1:
@@ -435,12 +436,11 @@ cdef class TcpLink(MessageLink):
         return asked
 
     def adopt(self, int peer, int lane, int fd, bytes sending not None, bytes receiving not None,
-              TlsSession tls=None):
+              CipherHandle cipher=None):
         """Take over a connected, authenticated, non-blocking socket, and the keys of its frames.
 
         sending, receiving  32 bytes each, this side's and the peer's; the peer has them swapped
-        tls                 the connection's session, whose handshake is complete; None: the bytes
-                            are not encrypted
+        cipher              of the connection; None: the bytes are not encrypted
 
         Returns whether the link took it; otherwise the caller closes it: there is a
         connection for this peer and lane already, the peer is lost, or the link is closed.
@@ -448,18 +448,18 @@ cdef class TcpLink(MessageLink):
         cdef int status
         cdef const char *ours = sending
         cdef const char *theirs = receiving
-        cdef Tls *session = NULL
+        cdef Cipher *taken = NULL
         self.check(peer, lane)
         if len(sending) != KEY_BYTES or len(receiving) != KEY_BYTES:
             raise ValueError(f"keys of {len(sending)} and {len(receiving)} bytes, not {KEY_BYTES}")
-        if tls is not None:
-            session = tls.detach(fd)
+        if cipher is not None:
+            taken = cipher.detach(fd, &self.net.sealed)
         with nogil:
             pthread_mutex_lock(&self.net.lock)
-            status = adopt(self.net, peer, lane, fd, ours, theirs, session)
+            status = adopt(self.net, peer, lane, fd, ours, theirs, taken)
             pthread_mutex_unlock(&self.net.lock)
         if status != OK:
-            tls_free(session)
+            cipher_free(taken)
         if status == NO_MEMORY:
             raise MemoryError(f"no memory for the connection to rank {peer}")
         return status == OK

@@ -4,6 +4,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport CLOSED, MISMATCH, NO_MEMORY, OK, PEER_LOST, Request
+from cydist._native.cipher cimport Cipher, cipher_free
 from cydist._native.stream_recv cimport abandon_coop_copy, on_readable, withdraw_recv
 from cydist._native.stream_coop_copy cimport stop_pushing
 from cydist._native.linux cimport (
@@ -31,7 +32,6 @@ from cydist._native.stream_silence cimport (
     SILENT as SILENT_KERNEL, Traffic, look, reset_on_close, traffic_of,
 )
 from cydist._native.wire cimport CTS, GONE, GOODBYE, Header
-from cydist._native.tls cimport Tls, tls_free
 from cydist._native.sync cimport load_int, load_u32, load_u64, store_int
 
 cdef enum:
@@ -39,7 +39,7 @@ cdef enum:
 
 
 cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
-               const char *receiving, Tls *tls) noexcept nogil:
+               const char *receiving, Cipher *cipher) noexcept nogil:
     cdef Connection *c
     cdef epoll_event event
     if net.closed:
@@ -59,7 +59,7 @@ cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
     if epoll_ctl(net.epoll, EPOLL_CTL_ADD, fd, &event) != 0:
         return NO_MEMORY
     c.fd = fd
-    c.tls = tls
+    c.cipher = cipher
     memcpy(c.sending.header, sending, sizeof(c.sending.header))
     memcpy(c.sending.payload, sending + sizeof(c.sending.header), sizeof(c.sending.payload))
     memcpy(c.receiving.header, receiving, sizeof(c.receiving.header))
@@ -75,6 +75,8 @@ cdef int adopt(Net *net, int peer, int lane, int fd, const char *sending,
 cdef void forget_keys(Connection *c) noexcept nogil:
     memset(&c.sending, 0, sizeof(FrameKeys))
     memset(&c.receiving, 0, sizeof(FrameKeys))
+    cipher_free(c.cipher)
+    c.cipher = NULL
 
 
 cdef void close_socket(Connection *c) noexcept nogil:
@@ -85,8 +87,6 @@ cdef void close_socket(Connection *c) noexcept nogil:
             close(c.fd)
             c.fd = -1
             forget_keys(c)
-            tls_free(c.tls)
-            c.tls = NULL
         if c.local:
             forget_process(c)
             close_writer(c.net.shm, c.net.shm.place[c.peer], &c.outbound, DIED)

@@ -7,6 +7,7 @@ from libc.string cimport memcpy, memset
 from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Request,
 )
+from cydist._native.cipher cimport CIPHER_ENDED, CIPHER_NO_MEMORY, cipher_open, cipher_read
 from cydist._native.pipeline cimport copy
 from cydist._native.failpoints cimport RECV_MID, reach
 from cydist._native.stream_coop_copy cimport (
@@ -26,7 +27,6 @@ from cydist._native.stream_liveness cimport (
     ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member, status_of_loss,
 )
 from cydist._native.shm_ring cimport readable_bytes, advance_read
-from cydist._native.tls cimport TLS_CHANGED, tls_read, tls_readable
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
@@ -449,7 +449,7 @@ cdef bint on_bytes_read(Connection *c, size_t nbytes) noexcept nogil:
 cdef int on_readable(Connection *c) noexcept nogil:
     if c.local:
         return read_ring(c)
-    return read_socket(c) if c.tls == NULL else read_tls(c)
+    return read_socket(c) if c.cipher == NULL else read_sealed(c)
 
 
 cdef int read_ring(Connection *c) noexcept nogil:
@@ -518,28 +518,33 @@ cdef int read_socket(Connection *c) noexcept nogil:
     return OK
 
 
-cdef int read_tls(Connection *c) noexcept nogil:
-    """Read all that libssl has: no poll of the socket reports what it holds."""
+cdef int read_sealed(Connection *c) noexcept nogil:
+    cdef const char *plain
     cdef size_t direct
     cdef ssize_t got
-    tls_readable(c.tls)
-    while True:
-        direct = c.to_read if c.sink != NULL else 0
-        if direct != 0:
-            got = tls_read(c.tls, c.sink, direct)
-        else:
-            got = tls_read(c.tls, c.net.staging, STAGING_BYTES)
-        if got == 0:
-            return OK
-        if got == TLS_CHANGED:
-            return FORGED
-        if got < 0 and c.said_goodbye:
+    cdef int more, _turn
+    for _turn in range(READS_AT_ONCE):
+        more = cipher_read(c.cipher)
+        if more == CIPHER_ENDED and c.said_goodbye:
             return LEFT
-        if got < 0:
-            return VANISHED if is_silence(c.tls.error) else c.over or DIED
-        if direct != 0 and not on_bytes_read(c, <size_t>got):
-            return FORGED
-        if direct == 0 and not parse(c, c.net.staging, <size_t>got):
-            return FORGED if c.forged else STARVED if c.starved else BABBLED
-        if c.to_read != 0:
-            reach(RECV_MID)
+        if more == CIPHER_ENDED:
+            return VANISHED if is_silence(c.cipher.error) else c.over or DIED
+        if more < 0:
+            return STARVED
+        while True:
+            direct = c.to_read if c.sink != NULL else 0
+            got = cipher_open(c.cipher, c.sink, direct, &plain)
+            if got == 0:
+                break
+            if got < 0:
+                return STARVED if got == CIPHER_NO_MEMORY else FORGED
+            if direct >= <size_t>got:       # in place
+                if not on_bytes_read(c, <size_t>got):
+                    return FORGED
+            elif not parse(c, plain, <size_t>got):
+                return FORGED if c.forged else STARVED if c.starved else BABBLED
+            if c.to_read != 0:
+                reach(RECV_MID)
+        if not more:
+            return OK
+    return OK

@@ -7,6 +7,7 @@ from libc.string cimport memcpy, memset
 from cydist._native.abi cimport (
     CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
 )
+from cydist._native.cipher cimport cipher_write
 from cydist._native.failpoints cimport SEND_MID, armed, reach
 from cydist._native.stream_coop_copy cimport (
     COOP_BYTES, join_coop_copy, stop_pushing, withdraw_coop_copy,
@@ -28,7 +29,6 @@ from cydist._native.stream cimport (
     Outgoing,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
-from cydist._native.tls cimport tls_write
 from cydist._native.sync cimport glance_int, load_u64, store_int
 
 
@@ -123,8 +123,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     if c.local:
         written = write_ring(c.net.shm, c.net.shm.place[c.peer], &c.outbound,
                              <char *>header + header_sent, header_bytes, data, nbytes)
-    elif c.tls != NULL:
-        written = tls_write(c.tls, <char *>header + header_sent, header_bytes, data, nbytes)
+    elif c.cipher != NULL:
+        written = cipher_write(c.cipher, <char *>header + header_sent, header_bytes, data, nbytes)
     else:
         written = write_socket(c.fd, <char *>header + header_sent, header_bytes, data, nbytes)
     if written < 0:
