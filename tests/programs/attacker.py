@@ -63,7 +63,7 @@ REFUSAL = b"cydis"
 PICKLE = b"\x01\x80\x05"  # how a pickled object begins: the codec's mark, pickle's own
 TORCHS_PICKLE = b"\x80\x04\x95"
 RECORD_TAG = OVERHEAD_BYTES - HEAD_BYTES
-RANK_ADDRESS = re.compile(rb"^(\d+\n[^\n]+\n127\.0\.0\.1 )(\d+)$")
+RANK_ADDRESS = re.compile(rb"(\n[^\n\0]+\n127\.0\.0\.1 )(\d+)(?![\d ])")
 
 events: list[str] = []
 squatted: list[socket.socket] = []
@@ -220,11 +220,13 @@ class Tampering:
         return None if changed == body else as_record(changed)
 
     def _led(self, item: bytes) -> bytes:
-        found = RANK_ADDRESS.match(item)
-        if found is None:
-            return item
-        port = relay(HOST, int(found[2]), self._attack.get("peers", {}))
-        return found[1] + b"%d" % port
+        """Lead to himself in each address of an item: a rank's own, or those that rank 0 tells."""
+
+        def led(found: re.Match[bytes]) -> bytes:
+            port = relay(HOST, int(found[2]), self._attack.get("peers", {}))
+            return found[1] + b"%d" % port
+
+        return RANK_ADDRESS.sub(led, item)
 
 
 def as_record(body: bytes) -> bytes:

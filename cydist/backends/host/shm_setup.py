@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist._native import PAGE_BYTES, SharedMemory, ShmLink
+from cydist.backends.host.directory import members
 from cydist.errors import RendezvousError
 from cydist.net.interfaces import boot_id
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cydist._native import Link, MpiLink, TcpLink
-    from cydist.stores import Store
+    from cydist.stores import MembershipStore, Store
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
 MOST_ADDRESSES = 1 << 40  # most bytes of all ranks' arrays together
@@ -28,7 +29,8 @@ TOKEN_BYTES = SharedMemory.token_bytes
 
 
 def offer(messages: str) -> bytes:
-    """Return this rank's place, which it publishes before `share_memory`; b"": it will not share.
+    """Return this rank's place, which the ranks compare before `share_memory`; b"": it shares
+    nothing.
 
     messages    transport of its link: "tcp" or "mpi"
 
@@ -38,23 +40,31 @@ def offer(messages: str) -> bytes:
 
 
 def share_memory(
-    store: Store, link: TcpLink | MpiLink, places: Sequence[bytes], messages: str = "tcp"
+    store: MembershipStore,
+    link: TcpLink | MpiLink,
+    domains: Sequence[int],
+    ranks: Sequence[int],
+    messages: str = "tcp",
 ) -> Link:
     """Return `link` itself, or a link with windows for groups whose members all share memory.
 
-    places      offers of all ranks, in rank order
+    domains     for each rank of the link the lowest rank that offered the same place, or itself
+    ranks       their global ranks
     messages    transport of the link: "tcp" or "mpi"
 
     Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share.
     """
     rank, size = link.rank, link.size
-    alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
+    alike = members(domains, domains[rank])
     shared: Link = link
     together = [rank]
     if len(alike) > 1:
         memory = _memory(store, rank, alike)
-        store.set(f"shares/{rank}", b"no" if memory is None else str(os.getpid()).encode())
-        answers = store.multi_get([f"shares/{peer}" for peer in alike])
+        process = b"no" if memory is None else str(os.getpid()).encode()
+        # The lowest of them reads all answers, and the others one list.
+        answers = store.digest(
+            f"shares/{alike[0]}", ranks[rank], [ranks[peer] for peer in alike], process, b" ".join
+        ).split(b" ")
         found = zip(alike, answers, strict=True)
         sharers = {peer: int(answer) for peer, answer in found if answer != b"no"}
         if memory is not None and len(sharers) > 1:
