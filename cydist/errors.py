@@ -128,7 +128,12 @@ class DistStoreError(DistError):
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):
-    """A key did not appear in the store before the timeout, or the store did not answer."""
+    """A key did not appear in the store before the timeout, or the store did not answer.
+
+    keys    missing keys, in the order in which they were awaited: all, or the first of them
+    """
+
+    keys: tuple[bytes, ...] = ()
 
 
 class QueueEmptyError(DistStoreError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from cydist.bench.workers import WorkerError
 
-SUBJECTS = ("collectives", "kernels", "overlap", "startup", "memory", "tune")
+SUBJECTS = ("collectives", "kernels", "overlap", "startup", "rendezvous", "memory", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

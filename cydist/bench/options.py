@@ -26,6 +26,7 @@ The other subjects, each with a --help of its own:
   python -m cydist.bench kernels    reductions, packing and flattening, against numpy and torch
   python -m cydist.bench overlap    how much of an asynchronous all_reduce computing hides
   python -m cydist.bench startup    import, init_process_group, new_group, many processes
+  python -m cydist.bench rendezvous  how long many ranks take to meet, and what the store serves
   python -m cydist.bench memory     how much memory a call takes
   python -m cydist.bench --tune     find the fastest algorithms for this machine, and save them
 """

@@ -18,6 +18,7 @@ import resource
 import selectors
 import socket
 import time
+from collections.abc import Collection
 
 from cydist import _native
 from cydist.errors import AuthenticationError, DistError
@@ -114,7 +115,7 @@ class Acceptor:
     selector    for a key whose `data` is this acceptor, call `react` with its `fileobj`
     secret, channel, job    the secret that a peer must prove to know, and the service that it must
                             request
-    also                    a second channel that it may request
+    also                    further channels that it may request
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Acceptor:
         secret: bytes,
         channel: bytes,
         job: str,
-        also: bytes = b"",
+        also: Collection[bytes] = (),
     ) -> None:
         self._selector = selector
         self._secret = secret

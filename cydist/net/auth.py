@@ -44,6 +44,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Collection
 
 from cydist import _native, config
 from cydist.errors import (
@@ -322,7 +323,7 @@ class ServerHandshake(_Handshake):
 
     Send `greeting`; feed `receive` with `needs` bytes; send what it returns; when `done`,
     `claim` is the client's authenticated claim.
-    also    a second channel that is served; `channel` is then the one that the client requested
+    also    further channels that are served; `channel` is then the one that the client requested
     """
 
     __slots__ = ("_also", "_proof", "claim", "greeting")
@@ -333,7 +334,7 @@ class ServerHandshake(_Handshake):
         channel: bytes,
         job: str,
         there: str = "a client",
-        also: bytes = b"",
+        also: Collection[bytes] = (),
         endpoints: bytes = NO_ENDPOINTS,
     ) -> None:
         super().__init__(secret, channel, job, there, endpoints)
@@ -365,7 +366,7 @@ class ServerHandshake(_Handshake):
         why = self._compare(settings, endpoints)
         if not why and not hmac.compare_digest(self._mac(b"client", self.greeting + body), mac):
             why = "key" if job == _job_name(self.job) else "job"
-        if not why and wanted not in (self.channel, self._also or self.channel):
+        if not why and wanted not in (self.channel, *self._also):
             why = "channel"
         if why:
             self.refusal = _REFUSALS[why]

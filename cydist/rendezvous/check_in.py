@@ -117,7 +117,7 @@ def _await_all(
     except AuthenticationError as error:  # the store's connection was tampered with
         raise AuthenticationError(f"rendezvous, rank 0: {error}") from None
     except RuntimeError as error:  # of any store: torch's raises it for a timeout
-        missing = _missing(ranks_store, world_size)
+        missing = ranks_store.missing("here", range(world_size))
         if not missing:
             raise
         failed = _failed(ranks_store, missing, world_size, number)
@@ -135,7 +135,8 @@ def _await_all(
 
 def _notice(ranks_store: MembershipStore, world_size: int, seconds: float) -> str:
     """Return what rank 0 says while it waits."""
-    missing = _missing(ranks_store, world_size)
+    absent = set(ranks_store.absent([f"here/{rank}" for rank in range(world_size)]))
+    missing = [rank for rank in range(world_size) if f"here/{rank}" in absent]
     return (
         f"cydist: rank 0 on {socket.gethostname()} has waited {seconds:.0f} s for rank "
         f"{ranks_text(missing)}: {world_size - len(missing)} of {world_size} ranks are here"
@@ -170,7 +171,8 @@ def _await_verdict(
     except RuntimeError as error:
         if isinstance(error, DistStoreError) and not error.answered:
             raise _unresponsive(error, ranks_store.holder) from error
-        raise _failed(ranks_store, _missing(ranks_store, world_size), world_size, number) from error
+        missing = ranks_store.missing("here", range(world_size))
+        raise _failed(ranks_store, missing, world_size, number) from error
     _apply_verdict(verdict, world_size, number)
     note = verdict.removeprefix(_COMPLETE)
     if purpose:
@@ -234,17 +236,21 @@ def agree_on_backend(
         if rank != ranks[0] and seats[0] > MOST_LOOKING:
             return
         awaited = ranks if rank == ranks[0] else ranks[:1]
-        others = elsewhere([each for each in awaited if not part.check([f"asks/{each}"])])
+        absent = set(part.absent([f"asks/{each}" for each in awaited]))
+        others = elsewhere([each for each in awaited if f"asks/{each}" in absent])
         if not others:
             return
-        here = [each for each in ranks if part.check([f"asks/{each}"])]
+        absent = set(part.absent([f"asks/{each}" for each in ranks]))
+        here = [each for each in ranks if f"asks/{each}" not in absent]
         words = part.multi_get([f"asks/{each}" for each in here])
         asked = dict(zip(here, words, strict=True))
         asked |= {each: spec.encode() for each, spec in others.items()}
         wrong = differences([asked[each] for each in sorted(asked)], sorted(asked), what)
         if wrong:
-            part.set("asks/all", wrong)
-            raise RendezvousError(wrong, ranks=tuple(others))
+            error = RendezvousError(wrong, ranks=tuple(others))
+            # Ranks that come raise it without `ranks`: those concern the rank that asked.
+            part.refuse("asks", RendezvousError(wrong))
+            raise error
 
     part.meet("asks", rank, ranks, backend, lambda asked: differences(asked, ranks, what), look)
 
@@ -275,10 +281,6 @@ def _unresponsive(error: DistStoreError, holder: int | None) -> RendezvousError:
     whose = "" if holder is None else f", which is on rank {holder},"
     ranks = () if holder is None else (holder,)
     return RendezvousError(f"rendezvous: the store{whose} does not answer: {error}", ranks=ranks)
-
-
-def _missing(ranks_store: PrefixStore, world_size: int) -> tuple[int, ...]:
-    return tuple(rank for rank in range(world_size) if not ranks_store.check([f"here/{rank}"]))
 
 
 def _missing_error(missing: tuple[int, ...], world_size: int, number: int) -> RendezvousError:

@@ -27,6 +27,7 @@ from cydist.errors import (
     StoreTimeoutError,
 )
 from cydist.net import auth
+from cydist.net.descriptors import make_room
 from cydist.net.interfaces import address_towards, public_address
 from cydist.rendezvous import launcher_env
 from cydist.rendezvous.check_in import StaleCheckIn, check_in
@@ -671,6 +672,9 @@ def _tcp(
             f"{host} is a link-local address, which belongs to one network interface and not to a "
             "host: let MASTER_ADDR, or the URL, be another address of rank 0's host, or its name"
         )
+    if call.rank == 0 and call.world_size is not None:
+        ranks = call.world_size
+        make_room(2 * ranks, 2 * ranks, f"rendezvous: serving the store to {ranks} ranks")
     fd = _launchers_socket(port) if call.rank == 0 and port else None
     try:
         with served_by(0, "rendezvous"):

@@ -35,8 +35,12 @@ class KeyValueTable:
         self._values: dict[bytes, bytes] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
 
-    def awaits(self, request: StoreRequest) -> KeyOrQueue | None:
-        """Return the first key or queue that a blocking request has to wait for; None: it can run.
+    def awaits(self, request: StoreRequest, start: int = 0) -> tuple[KeyOrQueue, int] | None:
+        """Return a key or queue that a blocking request has to wait for, and its index among those
+        of the request; None: it can run.
+
+        start   index at which to begin: the one that was missing before. Otherwise a request for N
+                keys would look through all of them N times
 
         Raises DistStoreError for a request with keys and values that its operation does not take.
         """
@@ -45,11 +49,21 @@ class KeyValueTable:
             return None
         if request.op is Op.QUEUE_POP:
             key = request.keys[0]
-            return None if self._queues.get(key) else (True, key)
-        missing = next(self._missing(request), None)
-        if missing is None or self._changed_value(request):
+            return None if self._queues.get(key) else ((True, key), 0)
+        at = self._missing_at(request, start)
+        if at is None or self._changed_value(request):
             return None
-        return (False, missing)
+        return (False, request.keys[at]), at
+
+    def _missing_at(self, request: StoreRequest, start: int) -> int | None:
+        keys, values = request.keys, self._values
+        first = 1 if request.op is Op.WATCH else 0
+        start = max(first, start)
+        for part in (range(start, len(keys)), range(first, start)):  # a key may have been deleted
+            for at in part:
+                if keys[at] not in values:
+                    return at
+        return None
 
     def touched(self, request: StoreRequest) -> list[KeyOrQueue]:
         """Return the keys or queues at which waiting requests may go on after this one."""

@@ -24,6 +24,9 @@ from cydist.waiting import WaitNotices, duration
 
 _REPORT_SECONDS = 1.0
 _MOST_SHOWN_BYTES = 1 << 16  # of a text that another process wrote
+_TELLING_SECONDS = 1.0
+_MADE = b"+"  # before what a digest is; other bytes are an error, whose ranks come first
+MOST_ASKING = 16  # most ranks that ask about all ranks when a meeting's time is up
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds between two checks of a waiting rank
 
 
@@ -81,7 +84,11 @@ class MembershipStore(PrefixStore):
         part._what_for = f"{self._what_for}{prefix}/"
         part._patience = patience
         part.nonce = self.nonce
-        part._members = {joined: rank for joined, rank in self._members.items() if rank in members}
+        part._members = (
+            self._members  # of all; `renumber` replaces it
+            if len(members) == len(self._members)
+            else {joined: rank for joined, rank in self._members.items() if rank in members}
+        )
         return part
 
     def renumber(self, ranks: Sequence[int]) -> None:
@@ -229,36 +236,107 @@ class MembershipStore(PrefixStore):
         judge: Callable[[list[bytes]], str] = lambda words: "",
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Wait until all of `ranks` have come here with the same topic. The first of them reads
-        every rank's text, and the others wait for its verdict, so N ranks read 2N keys.
+        """Wait until all of `ranks` have come here with the same topic.
 
         judge       returns the error in the ranks' texts; empty: none
         meanwhile   called now and then by a rank that waits long
 
-        Raises RendezvousError with that error on all ranks, StoreTimeoutError that names the
-        missing ranks, PeerFailedError as `wait`.
+        Raises RendezvousError with that error on all ranks, and as `digest`.
         """
-        judgement = f"{topic}/all"
+
+        def nothing(words: list[bytes]) -> bytes:
+            if wrong := judge(words):
+                raise RendezvousError(wrong)
+            return b""
+
+        self.digest(topic, rank, ranks, word, nothing, meanwhile)
+
+    def digest(
+        self,
+        topic: str,
+        rank: int,
+        ranks: Sequence[int],
+        word: Value,
+        make: Callable[[list[bytes]], bytes],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> bytes:
+        """Return what the first of `ranks` makes of every rank's word. It alone reads them all, so
+        N ranks read 2N values.
+
+        make        called on the first rank, with the words of all `ranks`
+        meanwhile   as `meet`'s
+
+        Raises on all ranks the RendezvousError that `make` raises, or another one that a rank
+        declared (`refuse`), StoreTimeoutError that names the missing ranks, PeerFailedError as
+        `wait`.
+        """
         self.set(f"{topic}/{rank}", word)
+        answer = f"{topic}/all"
         try:
             if rank == ranks[0]:
                 words = self._awaited_by([f"{topic}/{each}" for each in ranks], meanwhile)
-                wrong = judge(words)
-                self.set(judgement, wrong)
+                try:
+                    made = _MADE + make(words)
+                except RendezvousError as error:
+                    self.refuse(topic, error)
+                    raise
+                self.set(answer, made)
             else:
-                wrong = printable(self._awaited_by([judgement], meanwhile)[0])
+                made = self._awaited_by([answer], meanwhile)[0]
         except StoreTimeoutError as error:
             if not error.answered:  # nor would it name the missing ranks
                 raise
-            missing = [each for each in ranks if not self.check([f"{topic}/{each}"])]
+            missing = self.missing(topic, ranks)
             if not missing:
                 raise
             raise StoreTimeoutError(
                 f"{self._what}: timeout after {self.timeout.total_seconds():g} s, "
                 f"{self._noun} {ranks_text(missing)} did not come"
             ) from error
-        if wrong:
-            raise RendezvousError(wrong)
+        if made[:1] == _MADE:
+            return made[1:]
+        concerned, _, text = printable(made).partition("\n")
+        raise RendezvousError(
+            text, ranks=tuple(int(each) for each in concerned.split(",") if each.isdecimal())
+        )
+
+    def refuse(self, topic: str, error: RendezvousError) -> None:
+        """Let `meet` and `digest` raise this error on all ranks that come for this topic."""
+        concerned = ",".join(map(str, error.ranks))
+        self.set(f"{topic}/all", f"{concerned}\n{error}".encode())
+
+    def missing(self, topic: str, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return those of `ranks` that have not come for this topic. Some of the ranks that want to
+        know ask about all, and tell the others: otherwise N ranks would ask about N each."""
+        told = f"{topic}/missing"
+        if self.add(f"{topic}/asking", 1) > MOST_ASKING:
+            with contextlib.suppress(RuntimeError):
+                found = self.multi_get([told], _TELLING_SECONDS)[0].split(b",")
+                return tuple(int(each) for each in found if each.isdigit())
+        absent = set(self.absent([f"{topic}/{each}" for each in ranks]))
+        found_here = tuple(each for each in ranks if f"{topic}/{each}" in absent)
+        self.set(told, ",".join(map(str, found_here)))
+        return found_here
+
+    def absent(self, keys: Sequence[str]) -> list[str]:
+        """Return those of `keys` that have no value now, from as few requests as the store
+        allows."""
+        below, path = _below(self)
+        if not isinstance(below, Store) or type(below)._request is Store._request:
+            return [key for key in keys if not self.check([key])]
+        found: list[str] = []
+        rest = list(keys)
+        while rest:
+            try:
+                below.wait([path + key for key in rest], 0.0)
+                break
+            except StoreTimeoutError as error:
+                if not error.keys:
+                    raise
+                some = [key.decode()[len(path) :] for key in error.keys]
+            found += some
+            rest = rest[rest.index(some[-1]) + 1 :]
+        return found
 
     def _awaited_by(self, keys: Sequence[str], meanwhile: Callable[[], None] | None) -> list[bytes]:
         """As `multi_get`, but call `meanwhile` in between. If the store is stopped for a while,

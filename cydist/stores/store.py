@@ -29,7 +29,9 @@ def store_timeout(
     shown = ", ".join(repr(name) for name in names)
     others = (len(keys) if count is None else count) - len(names)
     more = f" and {others} more" if others else ""
-    return StoreTimeoutError(f"{what}: timeout after {waited:g} s waiting for {shown}{more}")
+    error = StoreTimeoutError(f"{what}: timeout after {waited:g} s waiting for {shown}{more}")
+    error.keys = tuple(keys)
+    return error
 
 
 class Store:

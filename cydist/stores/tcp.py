@@ -35,6 +35,7 @@ from cydist.errors import (
 from cydist.net import auth
 from cydist.net.acceptor import no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
+from cydist.net.descriptors import make_room
 from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import public_address, resolve, why_unreachable
 from cydist.net.records import HEAD_BYTES, Records
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 _GRACE = 0.3  # seconds by which the client's deadline follows the server's
 _CLOSED_LIMIT = 2.0  # seconds of closed connections until the server counts as another service
+_SECONDS_PER_USER = 0.01  # by which the server may be busy with each of the other users
 _LINGER = 1.0  # seconds for which a server whose rank is done still serves the others
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _SHORTEST_TRY = 1.0  # seconds that an attempt to connect has, if the deadline is later
@@ -87,7 +89,8 @@ class TCPStore(Store):
 
     Raises DistNetworkError if the port is taken or no descriptor is left, AuthenticationError if
     the two sides do not share a secret, DistStoreError if another service answers,
-    StoreTimeoutError if none does.
+    StoreTimeoutError if none does. A master raises its soft limit of descriptors if that leaves no
+    room for `world_size` users, and DistNetworkError if the hard limit does not either.
     """
 
     __module__ = "cydist"
@@ -117,10 +120,14 @@ class TCPStore(Store):
         secret = auth.secret()
         refcount = None
         if is_master:
+            if world_size is not None:
+                # Each user that meets others here has a second connection, for its will.
+                make_room(2 * world_size, world_size, f"serving a store to {world_size} users")
             refcount = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
             port = refcount.server.port
             host_name = host_name or public_address()
-        self._acquire(_Pool(host_name, port, secret, job), refcount)
+        crowd = _SECONDS_PER_USER * (world_size or 0)
+        self._acquire(_Pool(host_name, port, secret, job, crowd), refcount)
         try:
             self._pool.release(self._pool.connect(deadline, patient=True, awaited=awaited))
             self._join(world_size, is_master and wait_for_workers, deadline)
@@ -320,11 +327,13 @@ def _serve(
 class _Pool:
     """Authenticated connections to one server; each call has its own."""
 
-    def __init__(self, host: str, port: int, secret: bytes, job: str) -> None:
+    def __init__(self, host: str, port: int, secret: bytes, job: str, crowd: float = 0.0) -> None:
         self.host = host
         self.port = port
         self._secret = secret
         self._job = job
+        # Seconds that the server may need for the others, if all come at once.
+        self._crowd = crowd
         self._idle: list[_Connection] = []
         # Connections whose end, without a goodbye, tells the server that this process has ended.
         self._will_connections: list[_Connection] = []
@@ -341,7 +350,7 @@ class _Pool:
         return f"[{bare}]:{self.port}" if ":" in bare else f"{bare}:{self.port}"
 
     def clone_handle(self) -> _Pool:
-        return _Pool(self.host, self.port, self._secret, self._job)
+        return _Pool(self.host, self.port, self._secret, self._job, self._crowd)
 
     def acquire(self, deadline: float, *, for_will: bool = False) -> _Connection:
         kept = self._will_connections if for_will else self._idle
@@ -420,7 +429,7 @@ class _Pool:
             except PeerFailedError as error:
                 # The server has too many unauthenticated clients, or is not a cydist store.
                 failure = error
-                if not awaited and time.monotonic() - started > _CLOSED_LIMIT:
+                if not awaited and time.monotonic() - started > _CLOSED_LIMIT + self._crowd:
                     raise DistStoreError(
                         f"{self.name} is not a cydist store, or has too many unauthenticated "
                         f"clients: {error}"
@@ -509,7 +518,7 @@ class _Pool:
             job=self._job,
             secret=self._secret,
             deadline=deadline + _GRACE,
-            patience=math.inf if awaited else auth.HANDSHAKE_TIMEOUT,
+            patience=math.inf if awaited else auth.HANDSHAKE_TIMEOUT + self._crowd,
         )
 
 

@@ -58,7 +58,8 @@ class _Connection:
         self.missing = 0  # bytes after the head of the record that arrives; 0: no whole head yet
         self.unsent = memoryview(b"")
         self.parked: StoreRequest | None = None
-        self.awaited: tuple[KeyOrQueue, ...] = ()
+        self.parked_at: tuple[KeyOrQueue, ...] = ()
+        self.awaited = 0  # index of the key at which the request is parked
         self.will: Will = ()
         self.ticket = 0
         self.closing = False
@@ -101,6 +102,8 @@ class StoreServer:
         for listener in listeners:
             self._acceptor.listen(listener)
         self._selector.register(self._wakee, selectors.EVENT_READ, None)
+        # What members have asked for and been answered so far, with the records around it.
+        self.requests = self.received_bytes = self.sent_bytes = 0
         self._loop_guard = LoopGuard("thread cydist-store")
         self._thread = threading.Thread(target=self._run, name="cydist-store", daemon=True)
         self._thread.start()
@@ -267,6 +270,7 @@ class StoreServer:
         if not data:
             self._close(connection)
             return
+        self.received_bytes += len(data)
         connection.received += connection.records.decrypt(data)
         self._take_request(connection)
 
@@ -282,18 +286,20 @@ class StoreServer:
         if not connection.missing or len(received) < whole:
             return
         request = decode_request(records.open_body(received[HEAD_BYTES:]))
+        self.requests += 1
         connection.received, connection.missing = bytearray(), 0
-        connection.ticket = next(self._tickets)
+        connection.ticket, connection.awaited = next(self._tickets), 0
         if not self._try(connection, request):
             self._alarm(time.monotonic() + request.timeout, connection)
 
     def _try(self, connection: _Connection, request: StoreRequest) -> bool:
         """Run `request`, or park it at the first key or queue that it misses."""
-        key = self.table.awaits(request)
-        if key is not None:
+        found = self.table.awaits(request, connection.awaited)
+        if found is not None:
+            key, connection.awaited = found
             watched = {(False, request.keys[0])} if request.op is Op.WATCH else set()
-            connection.parked, connection.awaited = request, tuple({key} | watched)
-            for each in connection.awaited:
+            connection.parked, connection.parked_at = request, tuple({key} | watched)
+            for each in connection.parked_at:
                 self._parked.setdefault(each, {})[connection] = None
             return False
         try:
@@ -330,12 +336,12 @@ class StoreServer:
             self._drop(connection, error)
 
     def _unpark(self, connection: _Connection) -> None:
-        for key in connection.awaited:
+        for key in connection.parked_at:
             waiting = self._parked[key]
             del waiting[connection]
             if not waiting:
                 del self._parked[key]
-        connection.parked, connection.awaited = None, ()
+        connection.parked, connection.parked_at = None, ()
 
     def _answer_timeout(self, connection: _Connection) -> None:
         request = connection.parked
@@ -355,6 +361,7 @@ class StoreServer:
 
     def _send(self, connection: _Connection, data: bytes) -> None:
         connection.unsent = memoryview(data)
+        self.sent_bytes += len(data)
         self._flush(connection)
         if self._period < math.inf and connection in self._connections:
             self._owing[connection] = None

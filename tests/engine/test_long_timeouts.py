@@ -428,10 +428,10 @@ def test_one_connections_trouble_is_its_own(
             eventually(lambda: server._parked)
             real, table = server.table.awaits, server.table
 
-            def awaits(request: StoreRequest) -> Any:
+            def awaits(request: StoreRequest, start: int) -> Any:
                 if request.op is Op.WAIT:
                     raise Broken("injected")
-                return real(request)
+                return real(request, start)
 
             monkeypatch.setattr(table, "awaits", awaits)
         else:

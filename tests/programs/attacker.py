@@ -69,8 +69,8 @@ REFUSAL = b"cydis"
 PICKLE = b"\x01\x80\x05"  # how a pickled object begins: the codec's mark, pickle's own
 TORCHS_PICKLE = b"\x80\x04\x95"
 RECORD_TAG = OVERHEAD_BYTES - HEAD_BYTES
-RANK_ADDRESS = re.compile(rb"^(\d+\n[^\n]+\n)([\d.]+) (\d+)$")
-CHANNELS = (b"store", b"peer", b"launch", b"status")
+RANK_ADDRESS = re.compile(rb"(\n[^\n\0]+\n)([\d.]+) (\d+)(?![\d ])")
+CHANNELS = (b"store", b"peer", b"launch", b"report", b"address")
 AT_ONCE = 60  # connections to a port that he holds without a word
 
 events: list[str] = []
@@ -231,11 +231,13 @@ class Tampering:
         return None if changed == body else as_record(changed)
 
     def _led(self, item: bytes) -> bytes:
-        found = RANK_ADDRESS.match(item)
-        if found is None:
-            return item
-        port = relay(found[2].decode(), int(found[3]), self._attack.get("peers", {}))
-        return found[1] + b"%s %d" % (HOST.encode(), port)
+        """Lead to himself in each address of an item: a rank's own, or those that rank 0 tells."""
+
+        def led(found: re.Match[bytes]) -> bytes:
+            port = relay(found[2].decode(), int(found[3]), self._attack.get("peers", {}))
+            return found[1] + b"%s %d" % (HOST.encode(), port)
+
+        return RANK_ADDRESS.sub(led, item)
 
 
 def as_record(body: bytes) -> bytes:

@@ -208,12 +208,15 @@ def test_only_a_few_refusals_are_kept() -> None:
 def test_a_loopback_address_of_another_host(loopback: str) -> None:
     """Is an error of the start, and no lost rank in the first call. Ranks of one host may use it,
     and so may containers of one host, whose names differ."""
+    near = Address(0, "host0/boot0", [[("10.0.0.1", 4)]])
     far = Address(1, "host1/boot1", [[("10.0.0.2", 5)], [(loopback, 5)]])
     with pytest.raises(RendezvousError, match=r"rank 1 on host1 .*CYDIST_SOCKET_IFNAME") as found:
-        check_reachable(0, "host0/boot0", [Address(0, "host0/boot0", [[("::1", 4)]]), far])
+        check_reachable([near, far])
     assert found.value.ranks == (1,)
-    check_reachable(0, "host0/boot1", [far])
-    check_reachable(0, "host0/boot0", [far._replace(lanes=[[(loopback, 5), ("10.0.0.2", 5)]])])
+    assert "where rank 0 on host0 cannot reach it" in str(found.value)
+    check_reachable([near._replace(host="host0/boot1"), far])
+    check_reachable([near._replace(host="host0/"), far])
+    check_reachable([near, far._replace(lanes=[[(loopback, 5), ("10.0.0.2", 5)]])])
 
 
 @pytest.mark.parametrize("address", ["fe80::1%eth0", "fe80::1"])

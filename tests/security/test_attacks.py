@@ -120,7 +120,7 @@ def in_a_file(job: Job, attacker: Attacker, attack: Attack) -> None:
             RANK=str(rank), WORLD_SIZE="2", GATE_ADDRESS=job.gate("gate"),
             CYDIST_SOCKET_IFNAME="lo",
         )  # fmt: skip
-    told = attacker.ask("file", str(path), "tcp/address/0", attack.get("peers", attack))
+    told = attacker.ask("file", str(path), "tcp/peers/0", attack.get("peers", attack))
     assert "overwritten" in told
     job.allow("gate.1")
 

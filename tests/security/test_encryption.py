@@ -19,7 +19,7 @@ import pytest
 from handshakes import KEY, SECRET, ciphers, record_pair, shake_hands, shaken_hands
 from relayed_links import RelayedLinks
 from tcp_proxy import NetworkFaults, Proxy
-from transport_ranks import DEADLINE, done, eventually, run, soon, status_of
+from transport_ranks import DEADLINE, Group, done, eventually, run, soon, status_of
 
 from cydist import _native
 from cydist.backends.host.addresses import Address

@@ -89,23 +89,33 @@ def this_host() -> str:
     return f"{ascii(socket.gethostname())[1:-1]}/{boot}"  # must be one line
 
 
-def check_reachable(rank: int, here: str, peers: Sequence[Address]) -> None:
-    """Raise RendezvousError if a rank of another host listens on its loopback interface only."""
-    boot = here.partition("/")[2]
-    for peer in peers:
-        theirs = peer.host.partition("/")[2]
-        if not boot or theirs in ("", boot):  # "": a host whose kernel does not tell
-            continue
-        for lane in peer.lanes:
-            if all(_is_loopback(host) for host, _ in lane):
-                name = peer.host.partition("/")[0]
-                raise RendezvousError(
-                    f"rank {peer.rank} on {name} listens on {host_port(lane[0])}, its loopback "
-                    f"interface, where rank {rank} on {here.partition('/')[0]} cannot reach it: "
-                    f"name interfaces that connect the hosts in {config.INTERFACES.names[0]}, or "
-                    "unset it",
-                    ranks=(peer.rank,),
-                )
+def check_reachable(peers: Sequence[Address]) -> None:
+    """Raise RendezvousError if a rank listens on its loopback interface only, and another one is on
+    another host."""
+    hidden = [peer for peer in peers if _hidden(peer)]
+    # "": a host whose kernel does not tell
+    boots = {peer.host.partition("/")[2]: peer for peer in reversed(peers)}
+    boots.pop("", None)
+    for peer in hidden:
+        name, _, boot = peer.host.partition("/")
+        away = next((each for other, each in boots.items() if boot and other != boot), None)
+        if away is not None:
+            place = next(lane[0] for lane in peer.lanes if _all_loopback(lane))
+            raise RendezvousError(
+                f"rank {peer.rank} on {name} listens on {host_port(place)}, its loopback "
+                f"interface, where rank {away.rank} on {away.host.partition('/')[0]} cannot reach "
+                f"it: name interfaces that connect the hosts in {config.INTERFACES.names[0]}, or "
+                "unset it",
+                ranks=(peer.rank,),
+            )
+
+
+def _hidden(peer: Address) -> bool:
+    return any(_all_loopback(lane) for lane in peer.lanes)
+
+
+def _all_loopback(lane: Sequence[SocketAddress]) -> bool:
+    return all(_is_loopback(host) for host, _ in lane)
 
 
 def _is_loopback(host: str) -> bool:

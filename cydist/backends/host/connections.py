@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 
 from cydist import config
 from cydist._native import TcpLink, failpoint
-from cydist.backends.host import addresses, peer_report
+from cydist.backends.host import addresses, directory, peer_report, queries
 from cydist.backends.host.addresses import Address, SocketAddress
 from cydist.backends.host.connect_attempt import (
     CONNECT_TIMEOUT,
@@ -37,6 +37,7 @@ from cydist.backends.host.connect_attempt import (
     Key,
     set_options,
 )
+from cydist.backends.host.directory import Peers
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 from cydist.net import auth
 from cydist.net.acceptor import Acceptor, HandshakeSocket, PendingPeer, no_descriptor, with_remedy
@@ -49,6 +50,7 @@ from cydist.waiting import LONGEST_WAIT, LoopGuard
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
 CANDIDATE_TIMEOUT = 5.0  # seconds for a TCP connection to one address
+ASK_TIMEOUT = 3.0  # seconds for one directory to answer
 REFUSALS = 3  # rounds in which every address refuses, until the peer counts as gone
 
 
@@ -60,7 +62,7 @@ class Connections:
                     numeric address
     job             equal on all ranks, and different for other jobs with the same secret
     secret          default: that of this process
-    status_of       set later: comm_id -> this rank's report on that group
+    report_of       set later: comm_id -> this rank's report on that group
 
     Raises DistNetworkError when it cannot listen there.
     """
@@ -78,15 +80,21 @@ class Connections:
         self._chosen = bool(names)
         places = [interface_addresses(name) for name in names] or [addresses.resolve_host(host)]
         self._lanes: list[list[SocketAddress]] = []
-        self._peers: list[Address] = []
+        self._peers: Peers | None = None
         self._attempts: dict[Key, ConnectAttempt] = {}
         self._wanted: list[Key] = []  # requested by the link, not tried yet
+        self._without_address: list[Key] = []  # requested, and the peer's address is not known yet
+        # What a thread found that asks for addresses: why it has none, or "". None: no such thread.
+        self._found: dict[int, str] | None = None
+        self._asking = False
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
         self.report_of: Callable[[int], peer_report.PeerReport] | None = None
-        also = b"" if config.INSECURE.is_on() else peer_report.CHANNEL
+        also = [directory.CHANNEL]
+        if not config.INSECURE.is_on():
+            also.append(peer_report.CHANNEL)
         self._acceptor = Acceptor(self._selector, self._secret, CHANNEL, job, also)
         self._wake, self._waker = socket.socketpair()
         try:
@@ -139,21 +147,14 @@ class Connections:
 
         Raises RendezvousError if they do not fit together.
         """
-        peers = [Address.decode(data) for data in published]
-        ranks = [peer.rank for peer in peers]
-        if ranks != list(range(self._size)):
-            raise RendezvousError(f"expected the addresses of ranks 0 to {self._size - 1}: {ranks}")
-        for peer in peers:
-            if len(peer.lanes) != len(self._lanes):
-                raise RendezvousError(
-                    f"rank {self._rank} uses {len(self._lanes)} network interfaces and rank "
-                    f"{peer.rank} {len(peer.lanes)}; set {config.INTERFACES.names[0]} alike"
-                )
-        here = addresses.this_host()
-        addresses.check_reachable(self._rank, here, peers)
-        self.link.share_cores(sum(peer.host == here for peer in peers))
-        first = {peer.host: peer.rank for peer in reversed(peers)}
-        self.link.know_hosts([first[peer.host] for peer in peers], self._peer_timeout)
+        if len(published) != self._size:
+            raise RendezvousError(f"{len(published)} addresses, and there are {self._size} ranks")
+        self.know(directory.of_all(published))
+
+    def know(self, peers: Peers) -> None:
+        """Learn where the peers are, as far as this rank has to know, without connecting."""
+        self.link.share_cores(len(peers.beside(self._rank)))
+        self.link.know_hosts(peers.hosts, self._peer_timeout)
         self._selector.register(self.link.wanted_fd, selectors.EVENT_READ)
         self._peers = peers
         self._wake_thread()
@@ -177,12 +178,12 @@ class Connections:
             self.report_of = None
 
     def host_of(self, peer: int) -> str:
-        """Return the name of a rank's host."""
-        return self._peers[peer].host.partition("/")[0]
+        """Return the name of a rank's host; "" if no address from there is known."""
+        return self._known_peers().host_of(peer)
 
     def ranks_beside(self, peer: int) -> list[int]:
         """Return all ranks on a rank's host."""
-        return [each.rank for each in self._peers if each.host == self._peers[peer].host]
+        return self._known_peers().beside(peer)
 
     def query(self, peer: int, comm_id: int, deadline: float) -> peer_report.PeerReport:
         """Query a peer's report on a group, and block until it answers.
@@ -190,12 +191,29 @@ class Connections:
         Raises OSError or DistError.
         """
         return peer_report.query(
-            [place for lane in self._peers[peer].lanes for place in lane],
+            [place for lane in self._address_of(peer, deadline).lanes for place in lane],
             secret=self._secret,
             job=self._job,
             claim=peer_report.CLAIM.pack(self._rank, peer, comm_id),
             deadline=deadline,
         )
+
+    def _known_peers(self) -> Peers:
+        assert self._peers is not None, "it is called after `know`"
+        return self._peers
+
+    def _address_of(self, peer: int, deadline: float) -> Address:
+        """Return a peer's address, and block until a directory answers if it is not known. Raises
+        DistError."""
+
+        def ask(of: Address, claim: bytes) -> bytes:
+            return queries.ask(
+                [place for lane in of.lanes for place in lane], channel=directory.CHANNEL,
+                secret=self._secret, job=self._job, claim=claim,
+                deadline=min(deadline, time.monotonic() + ASK_TIMEOUT),
+            )  # fmt: skip
+
+        return directory.lookup(peer, self._known_peers(), ask, self._rank, deadline)
 
     def pending_peers(self) -> int:
         """Return how many connections are not authenticated yet."""
@@ -237,7 +255,10 @@ class Connections:
         ]
         if self._acceptor.next_deadline is not None:
             alarms.append(self._acceptor.next_deadline)
-        if self._wanted:  # a round that raised did not reach it
+        unasked = self._without_address and not self._asking
+        if (
+            self._wanted or unasked or self._found is not None
+        ):  # a round that raised did not reach it
             alarms.append(now)
         for key, _ in self._selector.select(max(0.0, min(alarms) - now)):
             if self._stopping:
@@ -252,10 +273,8 @@ class Connections:
     def _react(self, key: selectors.SelectorKey) -> None:
         if key.data is self._acceptor:
             pending = self._acceptor.react(key.fileobj)
-            if pending is not None and pending.handshake.channel == CHANNEL:
-                self._admit(pending)
-            elif pending is not None:
-                peer_report.answer(pending, self._rank, self.report_of)
+            if pending is not None:
+                self._serve_member(pending)
         elif isinstance(key.data, ConnectAttempt):
             if self._attempts.get(key.data.key) is key.data and key.data.connecting is not None:
                 self._advance(key.data)
@@ -279,6 +298,18 @@ class Connections:
                 self._failed(attempt, "no answer in time")
 
     # Incoming connections.
+
+    def _serve_member(self, pending: PendingPeer) -> None:
+        """Take a member's connection, or answer its question."""
+        if pending.handshake.channel == CHANNEL:
+            self._admit(pending)
+        elif pending.handshake.channel == peer_report.CHANNEL:
+            peer_report.answer(pending, self._rank, self.report_of)
+        else:
+            with pending.sock, contextlib.suppress(OSError):
+                if self._peers is not None:
+                    found = directory.answer(pending.handshake.claim, self._rank, self._peers)
+                    queries.tell(pending, found)
 
     def _admit(self, peer: PendingPeer) -> None:
         """Hand an authenticated connection to the link, or close it."""
@@ -334,16 +365,55 @@ class Connections:
 
     def _start_requested(self) -> None:
         """Start the connections that the link requests, once the addresses are known."""
-        if not self._peers:
+        peers = self._peers
+        if peers is None:
             return
+        self._take_found()
         self._wanted += self.link.wanted()  # the link does not request it again
         now = time.monotonic()
         while self._wanted:
             key = self._wanted[-1]
-            if key not in self._attempts:
-                peer, lane = key
-                self._attempts[key] = ConnectAttempt(key, self._peers[peer].lanes[lane], now)
+            peer, lane = key
+            address = peers.known.get(peer)
+            if address is None:
+                self._without_address.append(key)
+            elif key not in self._attempts:
+                self._attempts[key] = ConnectAttempt(key, address.lanes[lane], now)
             del self._wanted[-1]
+        if self._without_address and not self._asking:
+            wanted = dict.fromkeys(peer for peer, _ in self._without_address)
+            threading.Thread(
+                target=self._find, args=(list(wanted),), daemon=True,
+                name=f"cydist-addresses-{self._rank}",
+            ).start()  # fmt: skip
+            self._asking = True
+
+    def _find(self, wanted: list[int]) -> None:
+        """On a thread of its own, as it blocks: ask for the addresses of these ranks."""
+        found: dict[int, str] = {}
+        deadline = time.monotonic() + CONNECT_TIMEOUT
+        for peer in wanted:
+            if self._stopping:
+                return
+            try:
+                self._address_of(peer, deadline)
+                found[peer] = ""
+            except Exception as error:
+                found[peer] = str(error)
+        self._found = found
+        self._wake_thread()
+
+    def _take_found(self) -> None:
+        """Go on with the peers whose addresses are known now, and give up those that have none."""
+        found, self._found = self._found, None
+        if found is None:
+            return
+        self._asking = False
+        for peer, why in found.items():
+            if why and not self.link.lane_is_live(peer, 0):
+                self.link.refuse(peer, why)
+        self._wanted += [key for key in self._without_address if not found.get(key[0], "")]
+        self._without_address.clear()
 
     def _try_next(self, attempt: ConnectAttempt, now: float) -> None:
         target = attempt.targets[attempt.next % len(attempt.targets)]

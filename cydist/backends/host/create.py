@@ -23,20 +23,21 @@ def make_endpoint(options: BackendOptions) -> Endpoint:
     """Make this process's end of a link between the ranks of a new group."""
     from cydist.backends.host.addresses import where_to_listen
     from cydist.backends.host.connections import Connections
+    from cydist.backends.host.directory import exchange
     from cydist.backends.host.shm_setup import offer, share_memory
 
     store, rank, size = options.store, options.group_rank, options.group_size
+    ranks = options.global_ranks_in_group or range(size)
     if rank == 0:
         store.set("job", os.urandom(16).hex())
     # The meeting's name, which rank 0 has signed, refuses a rank that was shown an earlier meeting.
     job = f"{store.nonce.decode()} {store.get('job').decode()}"
     connections = Connections(rank, size, host=where_to_listen(store), job=job)
     try:
-        told = ("address", "place")
-        store.multi_set([f"{what}/{rank}" for what in told], [connections.address(), offer("tcp")])
-        found = store.multi_get([f"{what}/{peer}" for what in told for peer in range(size)])
-        connections.connect(found[:size])
-        link = share_memory(store, connections.link, found[size:])
+        peers = exchange(store, rank, ranks, connections.address(), offer("tcp"))
+        assert peers is not None, "every rank has an address"
+        connections.know(peers)
+        link = share_memory(store, connections.link, peers.domains, ranks)
     except BaseException:
         connections.close()
         raise

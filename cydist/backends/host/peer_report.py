@@ -13,7 +13,6 @@ import gc
 import linecache
 import os
 import re
-import socket
 import struct
 import sys
 import threading
@@ -23,19 +22,16 @@ from types import FrameType
 from typing import NamedTuple
 
 from cydist.backends.host.addresses import SocketAddress
+from cydist.backends.host.queries import MOST_ANSWER_BYTES, ask, tell
 from cydist.backends.host.traffic import Traffic
-from cydist.errors import AuthenticationError, DistError
+from cydist.errors import DistError
 from cydist.executor import THREADS
-from cydist.net import auth
 from cydist.net.acceptor import PendingPeer
-from cydist.net.auth import ClientHandshake
-from cydist.net.interfaces import family_of
-from cydist.net.records import HEAD_BYTES, Records
 
 CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's comm id
 PATIENCE = 0.3  # seconds for all ranks that are queried together
-MOST_REPORT_BYTES = 8192
+MOST_REPORT_BYTES = MOST_ANSWER_BYTES
 MOST_FRAMES = 24  # innermost frames of one thread
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
@@ -132,40 +128,9 @@ def query(
     addresses: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
 ) -> PeerReport:
     """Query the rank that listens at one of these addresses. Raises OSError or DistError."""
-    refusal: Exception = TimeoutError("no address was queried")
-    for address in addresses:
-        try:
-            with socket.socket(family_of(address[0]), socket.SOCK_STREAM) as sock:
-                sock.settimeout(max(0.01, deadline - time.monotonic()))
-                sock.connect(address)
-                handshake = auth.authenticate_client(
-                    sock, channel=CHANNEL, job=job, claim=claim, secret=secret, deadline=deadline
-                )
-                return _opened(_rest_of(sock, deadline), handshake)
-        except (OSError, DistError) as error:
-            if not isinstance(refusal, AuthenticationError):  # which says more than a closed port
-                refusal = error
-    raise refusal
-
-
-def _opened(data: bytes, handshake: ClientHandshake) -> PeerReport:
-    """Return the report in the one record that a peer sends; what is cut off is no report."""
-    records = Records(handshake, MOST_REPORT_BYTES)
-    data = records.decrypt(data)
-    if len(data) < HEAD_BYTES or len(data) != HEAD_BYTES + records.open_head(data[:HEAD_BYTES]):
-        raise AuthenticationError(f"{handshake.there} sent a report that is not whole")
-    return decode(records.open_body(data[HEAD_BYTES:]))
-
-
-def _rest_of(sock: socket.socket, deadline: float) -> bytes:
-    data = b""
-    while len(data) <= 2 * MOST_REPORT_BYTES:  # encrypted, it is longer
-        sock.settimeout(max(0.01, deadline - time.monotonic()))
-        part = sock.recv(MOST_REPORT_BYTES)
-        if not part:
-            break
-        data += part
-    return data
+    return decode(
+        ask(addresses, channel=CHANNEL, secret=secret, job=job, claim=claim, deadline=deadline)
+    )
 
 
 # Answering
@@ -180,9 +145,7 @@ def answer(peer: PendingPeer, rank: int, of: Callable[[int], PeerReport] | None)
     with peer.sock, contextlib.suppress(Exception):
         _, destination, comm_id = CLAIM.unpack(peer.handshake.claim)
         if destination == rank and of is not None:
-            record = Records(peer.handshake, MOST_REPORT_BYTES).seal(encode(of(comm_id)))
-            # The report has some 8 KiB. An empty socket that does not take it is broken.
-            peer.sock.send(peer.unsent + record, socket.MSG_NOSIGNAL)
+            tell(peer, encode(of(comm_id)))
 
 
 def stacks(first: Sequence[int], others: bool) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist._native import PAGE_BYTES, SharedMemory, ShmLink
+from cydist.backends.host.directory import members
 from cydist.errors import RendezvousError
 from cydist.net.interfaces import boot_id
 from cydist.rendezvous.signed_notes import signed, verified
@@ -32,7 +33,8 @@ TOKEN_BYTES = SharedMemory.token_bytes
 
 
 def offer(messages: str) -> bytes:
-    """Return this rank's place, which it publishes before `share_memory`; b"": it will not share.
+    """Return this rank's place, which the ranks compare before `share_memory`; b"": it shares
+    nothing.
 
     messages    transport of its link: "tcp" or "mpi"
 
@@ -42,24 +44,28 @@ def offer(messages: str) -> bytes:
 
 
 def share_memory(
-    store: MembershipStore, link: TcpLink | MpiLink, places: Sequence[bytes], messages: str = "tcp"
+    store: MembershipStore,
+    link: TcpLink | MpiLink,
+    domains: Sequence[int],
+    ranks: Sequence[int],
+    messages: str = "tcp",
 ) -> Link:
     """Return `link` itself, or a link with windows for groups whose members all share memory.
 
-    places      offers of all ranks, in rank order
+    domains     for each rank of the link the lowest rank that offered the same place, or itself
+    ranks       their global ranks
     messages    transport of the link: "tcp" or "mpi"
 
     Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share, and
     AuthenticationError if no rank of this meeting wrote what a peer should have.
     """
     rank, size = link.rank, link.size
-    alike = [peer for peer in range(size) if places[peer] and places[peer] == places[rank]]
+    alike = members(domains, domains[rank])
     shared: Link = link
     together = [rank]
     if len(alike) > 1:
         memory = _memory(store, rank, alike)
-        _publish(store, f"shares/{rank}", "no" if memory is None else str(os.getpid()))
-        answers = _published(store, "shares", rank, alike)
+        answers = _answers(store, link, alike, ranks, "no" if memory is None else str(os.getpid()))
         found = zip(alike, answers, strict=True)
         sharers = {peer: int(answer) for peer, answer in found if answer != "no"}
         if memory is not None and len(sharers) > 1:
@@ -110,19 +116,36 @@ def _publish(store: MembershipStore, key: str, text: str) -> None:
     store.set(key, signed(text, _purpose(store, key)))
 
 
-def _published(store: MembershipStore, topic: str, rank: int, peers: Sequence[int]) -> list[str]:
-    """Return what `peers` have published.
+def _published(store: MembershipStore, note: bytes, key: str, rank: int, peer: int) -> str:
+    """Return what `peer` has published under `key`.
 
     Raises AuthenticationError if another process wrote it.
     """
-    keys = [f"{topic}/{peer}" for peer in peers]
-    return [
-        verified(
-            note, _purpose(store, key), reader=f"rank {rank}", writer=f"rank {peer}",
-            where="the ranks' store",
-        )
-        for note, key, peer in zip(store.multi_get(keys), keys, peers, strict=True)
-    ]  # fmt: skip
+    return verified(
+        note, _purpose(store, key), reader=f"rank {rank}", writer=f"rank {peer}",
+        where="the ranks' store",
+    )  # fmt: skip
+
+
+def _answers(
+    store: MembershipStore, link: Link, alike: list[int], ranks: Sequence[int], answer: str
+) -> list[str]:
+    """Return what each of `alike` answers. The lowest of them reads all answers, and the others
+    one list."""
+    key = f"shares/{alike[0]}"
+
+    def together(notes: list[bytes]) -> bytes:
+        said = [
+            _published(store, note, f"{key}/{peer}", link.rank, peer)
+            for note, peer in zip(notes, alike, strict=True)
+        ]
+        return signed(" ".join(said), _purpose(store, key)).encode()
+
+    told = store.digest(
+        key, ranks[link.rank], [ranks[peer] for peer in alike],
+        signed(answer, _purpose(store, f"{key}/{link.rank}")), together,
+    )  # fmt: skip
+    return _published(store, told, key, link.rank, alike[0]).split(" ")
 
 
 def _purpose(store: MembershipStore, key: str) -> str:
@@ -141,7 +164,7 @@ def _memory(store: MembershipStore, rank: int, alike: list[int]) -> SharedMemory
             return None
         _publish(store, key, f"{os.getpid()} {memory.fd} {token.hex()}")
         return memory
-    (found,) = _published(store, "memory", rank, alike[:1])
+    found = _published(store, store.get(key), key, rank, alike[0])
     if found == "none":
         return None
     try:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist.backends.host.addresses import this_host, where_to_listen
 from cydist.backends.host.connections import Connections
+from cydist.backends.host.directory import (
+    decode_partition,
+    encode_partition,
+    exchange,
+    partition_of,
+)
 from cydist.errors import AuthenticationError, DistNetworkError, RendezvousError
 from cydist.rendezvous import launcher_env
 
@@ -39,10 +46,10 @@ def reports_of(options: BackendOptions) -> Connections | None:
     except (DistNetworkError, OSError):
         pass
     try:
-        store.set(f"address/{rank}", b"" if made is None else made.address())
-        published = store.multi_get([f"address/{peer}" for peer in range(size)])
-        if made is not None and all(published):
-            made.connect(published)
+        address = b"" if made is None else made.address()
+        peers = exchange(store, rank, options.global_ranks_in_group, address, b"")
+        if made is not None and peers is not None:
+            made.know(peers)
             return made
     except RendezvousError:
         pass
@@ -53,6 +60,17 @@ def reports_of(options: BackendOptions) -> Connections | None:
     if made is not None:
         made.close()
     return None
+
+
+def domains_of(options: BackendOptions, place: bytes) -> Sequence[int]:
+    """Return for each rank the lowest rank with which it may share memory: the one that offers the
+    same place."""
+    ranks = options.global_ranks_in_group
+    told = options.store.digest(
+        "places", ranks[options.group_rank], ranks, place,
+        lambda places: encode_partition(partition_of(places)),
+    )  # fmt: skip
+    return decode_partition(told, len(ranks))
 
 
 def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str]]:

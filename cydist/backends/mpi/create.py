@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from cydist import _native
 from cydist.backends.host.shm_setup import offer, share_memory, transport_of
-from cydist.backends.mpi.bootstrap import check_in_before_mpi, reports_of, world_ranks_and_hosts
+from cydist.backends.mpi.bootstrap import (
+    check_in_before_mpi,
+    domains_of,
+    reports_of,
+    world_ranks_and_hosts,
+)
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.datatypes import use_reductions
 from cydist.backends.mpi.endpoint import MpiEndpoint, end_left_links, leave_with
@@ -57,9 +62,8 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     store = options.store
     link: _native.Link = messages
     try:
-        store.set(f"place/{options.group_rank}", offer("mpi"))
-        offers = store.multi_get([f"place/{peer}" for peer in range(options.group_size)])
-        link = share_memory(store, messages, offers, "mpi")
+        domains = domains_of(options, offer("mpi"))
+        link = share_memory(store, messages, domains, options.global_ranks_in_group, "mpi")
         reports = reports_of(options)
     except BaseException:  # the others wait for its end
         MpiEndpoint(MPI, comm, link, messages, hosts).share().release()
