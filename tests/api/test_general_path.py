@@ -1,5 +1,5 @@
-"""A general call resolves its group once, and does no work twice: functions and crossings are
-counted."""
+"""A general call resolves its group once, and does no work twice: functions and calls of compiled
+code are counted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MOST_FUNCTIONS = {
     "scan": 35,
 }
 MOST_FUNCTIONS_OF_OTHERS = 48
-MOST_CROSSINGS = {"all_reduce": 6, "broadcast": 5, "scan": 6, "barrier": 4}
-MOST_CROSSINGS_OF_OTHERS = 9
+MOST_COMPILED_CALLS = {"all_reduce": 6, "broadcast": 5, "scan": 6, "barrier": 4}
+MOST_COMPILED_CALLS_OF_OTHERS = 9
 
 
 def ones(count: int = 4) -> np.ndarray[Any, Any]:
@@ -86,7 +86,7 @@ def counted(function: Any, name: str, called: list[str]) -> Any:
     return call
 
 
-def crossings_of(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def compiled_calls_of(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run the call; return the compiled functions and methods of groups that it called, in
     order."""
     called: list[str] = []
@@ -120,13 +120,15 @@ def test_functions_of_a_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_crossings_of_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_calls_of_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A general call calls compiled code a few times only, and runs there once."""
 
     def body(rank: int) -> list[str]:
         CALLS[name]()
-        return crossings_of(CALLS[name], monkeypatch)
+        return compiled_calls_of(CALLS[name], monkeypatch)
 
-    (crossings,) = run_threads(body, 1, "tcp")
-    assert len(crossings) <= MOST_CROSSINGS.get(name, MOST_CROSSINGS_OF_OTHERS), crossings
-    assert crossings.count("run") == 1
+    (compiled_calls,) = run_threads(body, 1, "tcp")
+    assert len(compiled_calls) <= MOST_COMPILED_CALLS.get(name, MOST_COMPILED_CALLS_OF_OTHERS), (
+        compiled_calls
+    )
+    assert compiled_calls.count("run") == 1
