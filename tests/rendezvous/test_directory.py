@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+import socket
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
@@ -14,7 +17,7 @@ from thread_rendezvous import together
 from transport_ranks import SECRET, Group, done, soon
 
 from cydist import _native
-from cydist.backends.host import directory
+from cydist.backends.host import directory, queries
 from cydist.backends.host.addresses import Address
 from cydist.backends.host.connections import Connections
 from cydist.backends.host.directory import (
@@ -82,8 +85,9 @@ def test_parts_are_named_for_their_lowest_rank() -> None:
         encode_partition([0, 0, 1]),
         encode_partition([-1, 0, 0]),
         encode_partition([0] * 1_000_000),
+        zlib.compress(struct.pack("3i", 0, 2**31 - 1, 2**31 - 1)),
     ],
-    ids=["empty", "garbage", "short", "long", "later", "unnamed", "negative", "bomb"],
+    ids=["empty", "garbage", "short", "long", "later", "unnamed", "negative", "bomb", "overflow"],
 )
 def test_what_is_no_partition_is_refused(data: bytes) -> None:
     """And takes no memory."""
@@ -218,6 +222,16 @@ def test_a_directory_answers_its_own_questions_only(world: World) -> None:
         assert directory.answer(claim, 0, peers) == b""
     aside = next(rank for rank in range(SIZE) if rank not in directories(SIZE))
     assert directory.answer(directory.CLAIM.pack(5, aside, 7), aside, world.peers[aside]) == b""
+
+
+def test_an_answer_has_a_deadline() -> None:
+    """A peer that sends a byte now and then does not prolong it."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.send(b"a")
+        there.close()
+        with pytest.raises(TimeoutError, match="not come in time"):
+            queries._rest_of(here, time.monotonic() - 1.0)
 
 
 def test_a_long_answer_ends_with_a_whole_address(monkeypatch: pytest.MonkeyPatch) -> None:

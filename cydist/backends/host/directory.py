@@ -99,7 +99,7 @@ def decode_partition(data: bytes, size: int) -> array[int]:
     """Return the partition of `size` ranks. Raises RendezvousError for anything that
     `encode_partition` cannot have made."""
     steps = array("i")
-    with contextlib.suppress(zlib.error):
+    with contextlib.suppress(zlib.error, OverflowError):
         expanded = zlib.decompressobj().decompress(data, size * steps.itemsize + 1)
         if len(expanded) == size * steps.itemsize:
             steps.frombytes(expanded)
