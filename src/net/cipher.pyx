@@ -364,13 +364,12 @@ cdef class CipherHandle:
         cdef bytes sealed = PyBytes_FromStringAndSize(NULL, left + records * OVERHEAD_BYTES)
         cdef char *into = PyBytes_AS_STRING(sealed)
         cdef bint done = True
-        with nogil:
-            while left != 0 and done:
-                part = min(left, <size_t>RECORD_BYTES)
-                done = seal(c, into, start, part, NULL, 0)
-                into += part + OVERHEAD_BYTES
-                start += part
-                left -= part
+        while left != 0 and done:       # with the GIL: two threads would take one nonce
+            part = min(left, <size_t>RECORD_BYTES)
+            done = seal(c, into, start, part, NULL, 0)
+            into += part + OVERHEAD_BYTES
+            start += part
+            left -= part
         if not done:
             raise OSError("OpenSSL cannot encrypt" if c.forks == forks else
                           "a forked process cannot send on its parent's encrypted connection")
@@ -397,8 +396,7 @@ cdef class CipherHandle:
             if done:
                 opened = PyBytes_FromStringAndSize(NULL, carried)
                 into = PyBytes_AS_STRING(opened)
-                with nogil:
-                    done = unseal(c, sealed, <size_t>carried, into)
+                done = unseal(c, sealed, <size_t>carried, into)
             if not done:
                 c.receiving.failed = True       # a length that no record has, too
                 raise ValueError("a record is not the next one that the peer sent")

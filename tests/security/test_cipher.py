@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,14 @@ def test_a_forked_child_seals_nothing() -> None:
             os._exit(42 if "forked" in str(error) else 2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
     assert there.open(here.seal(b"after")) == b"after"
+
+
+def test_two_threads_take_no_nonce_twice() -> None:
+    """Of one cipher: equal bytes are other records each time."""
+    here, _ = ciphers()
+    with ThreadPoolExecutor(2) as threads:
+        sealed = list(threads.map(here.seal, 20_000 * [b"equal"]))
+    assert len(set(sealed)) == len(sealed)
 
 
 # What does not open
