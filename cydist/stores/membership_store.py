@@ -268,8 +268,8 @@ class MembershipStore(PrefixStore):
         meanwhile   as `meet`'s
 
         Raises on all ranks the RendezvousError that `make` raises, or another one that a rank
-        declared (`refuse`), StoreTimeoutError that names the missing ranks, PeerFailedError as
-        `wait`.
+        declared (`refuse`), or one with the text of `make`'s AuthenticationError. Raises
+        StoreTimeoutError that names the missing ranks, and PeerFailedError as `wait`.
         """
         self.set(f"{topic}/{rank}", word)
         answer = f"{topic}/all"
@@ -278,7 +278,7 @@ class MembershipStore(PrefixStore):
                 words = self._awaited_by([f"{topic}/{each}" for each in ranks], meanwhile)
                 try:
                     made = _MADE + make(words)
-                except RendezvousError as error:
+                except (RendezvousError, AuthenticationError) as error:
                     self.refuse(topic, error)
                     raise
                 self.set(answer, made)
@@ -299,8 +299,9 @@ class MembershipStore(PrefixStore):
         concerned, _, text = printable(made).partition("\n")
         raise RendezvousError(text, ranks=_ranks_in(concerned))
 
-    def refuse(self, topic: str, error: RendezvousError) -> None:
-        """Let `meet` and `digest` raise this error on all ranks that come for this topic."""
+    def refuse(self, topic: str, error: RendezvousError | AuthenticationError) -> None:
+        """Let `meet` and `digest` raise a RendezvousError with this text on all ranks that come for
+        this topic."""
         concerned = ",".join(map(str, error.ranks))
         self.set(f"{topic}/all", f"{concerned}\n{error}".encode())
 

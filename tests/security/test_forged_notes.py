@@ -268,10 +268,12 @@ WORDS: dict[str, Callable[[MembershipStore], str]] = {
 @pytest.mark.parametrize("kind", WORDS)
 def test_no_other_process_is_taken_for_a_peer(kind: str) -> None:
     """Ranks read and write the memory of the processes that they take for their peers."""
-    part = part_of(HashStore())
+    part = part_of(HashStore(WAIT))
     part.set("shares/0/1", WORDS[kind](part))
     with pytest.raises(AuthenticationError, match=r"rank 0 .*rank 1 in the ranks' store"):
         share(part, 0)
+    with pytest.raises(RendezvousError, match=r"rank 0 .*rank 1 in the ranks' store"):
+        share(part, 1)  # which is told, and does not wait
 
 
 LISTS: dict[str, Callable[[MembershipStore], str]] = {
