@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,6 +249,27 @@ def test_a_long_answer_ends_with_a_whole_address(monkeypatch: pytest.MonkeyPatch
 
 
 # What does not fit together
+
+
+def test_a_directory_knows_all_addresses_or_does_not_start() -> None:
+    """Others ask it for any of them. Somebody has changed them in a store of another library."""
+
+    class Changed(HashStore):
+        def set(self, key: str, value: Any) -> None:
+            few = key.endswith("addresses")
+            super().set(key, value.rpartition(b"\0")[0] if few else value)
+
+    below, size = Changed(WAIT), MOST_DIRECTORIES + 2
+    apart = directories(size)[1]
+
+    def meet(rank: int) -> Peers | None:
+        store = MembershipStore("group", below, range(size))
+        address = Address(rank, f"host{rank}/boot", [[("10.0.0.1", 5000 + rank)]])
+        return exchange(store, rank, range(size), address.encode(), b"")
+
+    ended = together(*(lambda r=r: meet(r) for r in range(size)))
+    assert isinstance(ended[apart], RendezvousError)
+    assert "rank 17" in str(ended[apart])
 
 
 def told_to_all(change: Callable[[Address], Address]) -> list[Exception]:
