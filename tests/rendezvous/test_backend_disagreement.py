@@ -297,4 +297,4 @@ def test_threads_may_make_groups_at_the_same_time(monkeypatch: pytest.MonkeyPatc
     finally:
         sys.setswitchinterval(before)
     here.announce_request("last", (0,), "gloo")
-    assert here.status(endpoint.comm_id_of("last:asked", (0,))).state.endswith("gloo")
+    assert here.report(endpoint.comm_id_of("last:asked", (0,))).state.endswith("gloo")
