@@ -33,6 +33,7 @@ ctypedef struct Direction:
     unsigned char iv[12]
     uint64_t number             # of the next record that this key seals
     uint64_t blocks             # that this key has sealed
+    bint failed                 # a record was not sealed or opened: none is any more
 
 
 ctypedef struct CipherBuffers:  # what the connections of a link share

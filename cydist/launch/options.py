@@ -342,7 +342,9 @@ def listed_hosts(text: str, size: str) -> tuple[ListedHost, ...]:
         if not colon or tail.endswith("]"):
             name, tail = part.strip(), size
         bare = name.rpartition("@")[2]
-        if not bare or name.startswith("-") or not tail or any(map(str.isspace, name)):
+        # ssh gets the name without brackets, and would take this one for an option.
+        option = any(each.lstrip("[]").startswith("-") for each in (name, bare))
+        if not bare or option or not tail or any(map(str.isspace, name)):
             raise ValueError(f"--hosts {text!r}: {part!r} is not HOST or HOST:N")
         if ":" in bare and not (bare.startswith("[") and bare.endswith("]")):
             raise ValueError(

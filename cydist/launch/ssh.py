@@ -35,6 +35,7 @@ from cydist.launch.processes import exit_code, kill_descendants
 from cydist.launch.remote import GREETING
 from cydist.launch.supervisor import FINAL_WAIT_SECONDS
 from cydist.net.secret import new_secret
+from cydist.stores.membership_store import printable
 from cydist.waiting import LONGEST_WAIT, LoopGuard, WaitNotices, duration
 
 # ssh asks nothing, since nobody would see the question, and notices a lost host. It makes no
@@ -118,11 +119,13 @@ class _Remote:
         self.started = False
         self.ended = False
         self.words = Tail()
-        here = (sys.executable, "-m", "cydist.launch.remote")
+        here = (sys.executable, *_safe_path(), "-m", "cydist.launch.remote")
         (self.out, out), (self.err, err) = os.pipe(), os.pipe()
         try:
             self.process = subprocess.Popen(
-                here if self.local else (*SSH, host.name.translate(_NO_BRACKETS), _command(here)),
+                here
+                if self.local
+                else (*SSH, "--", host.name.translate(_NO_BRACKETS), _command(here)),
                 stdin=subprocess.PIPE, stdout=out, stderr=err,
             )  # fmt: skip
         finally:
@@ -146,11 +149,18 @@ class _Remote:
 
     def last_line(self) -> str:
         """Return the last line on stderr."""
-        lines = self.words.bytes().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        lines = self.words.bytes().split(b"\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), b"it said nothing")
+        return printable(last)
 
 
 _NO_BRACKETS = str.maketrans("", "", "[]")
+
+
+def _safe_path() -> tuple[str, ...]:
+    """Return the option by which a launcher imports nothing from its directory, unless this process
+    does. Others may be able to write there, as in /tmp."""
+    return () if {"", os.getcwd()} & set(sys.path) else ("-P",)
 
 
 def _command(program: tuple[str, ...]) -> str:
@@ -181,15 +191,21 @@ def master_address(hosts: list[tuple[bool, str]]) -> str:
             server, port
 
     ssh has reached the first host at its address, or another host has seen where ssh came from.
-    Raises RendezvousError if that is an address that means another host elsewhere.
+    Raises RendezvousError if that is an address that means another host elsewhere, or unknown.
     """
     pairs = [connection.split() for local, connection in hosts if not local]
     if len(hosts) == 1 or not pairs:
         return "127.0.0.1"
-    client, server = pairs[0][0], pairs[0][2]
-    address = client if hosts[0][0] else server
-    loopback = [ipaddress.ip_address(each[2].partition("%")[0]).is_loopback for each in pairs]
-    here = ipaddress.ip_address(address.partition("%")[0])
+    try:
+        client, server = pairs[0][0], pairs[0][2]
+        address = client if hosts[0][0] else server
+        loopback = [ipaddress.ip_address(each[2].partition("%")[0]).is_loopback for each in pairs]
+        here = ipaddress.ip_address(address.partition("%")[0])
+    except (IndexError, ValueError):  # an sshd that does not know says UNKNOWN
+        raise RendezvousError(
+            "ssh does not tell the first host's address (SSH_CONNECTION there): give its address "
+            "with --master-addr"
+        ) from None
     if here.is_link_local or (here.is_loopback and not all(loopback)):
         raise RendezvousError(
             f"ssh knows the first host as {address}, which the others cannot reach: give its "

@@ -25,6 +25,7 @@ from cydist.waiting import WaitNotices, duration
 _REPORT_SECONDS = 1.0
 _MOST_SHOWN_BYTES = 1 << 16  # of a text that another process wrote
 _TELLING_SECONDS = 1.0
+_RANK_DIGITS = 9  # at most; int() refuses thousands with a ValueError
 _MADE = b"+"  # before what a digest is; other bytes are an error, whose ranks come first
 MOST_ASKING = 16  # most ranks that ask about all ranks when a meeting's time is up
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds between two checks of a waiting rank
@@ -267,8 +268,8 @@ class MembershipStore(PrefixStore):
         meanwhile   as `meet`'s
 
         Raises on all ranks the RendezvousError that `make` raises, or another one that a rank
-        declared (`refuse`), StoreTimeoutError that names the missing ranks, PeerFailedError as
-        `wait`.
+        declared (`refuse`), or one with the text of `make`'s AuthenticationError. Raises
+        StoreTimeoutError that names the missing ranks, and PeerFailedError as `wait`.
         """
         self.set(f"{topic}/{rank}", word)
         answer = f"{topic}/all"
@@ -277,7 +278,7 @@ class MembershipStore(PrefixStore):
                 words = self._awaited_by([f"{topic}/{each}" for each in ranks], meanwhile)
                 try:
                     made = _MADE + make(words)
-                except RendezvousError as error:
+                except (RendezvousError, AuthenticationError) as error:
                     self.refuse(topic, error)
                     raise
                 self.set(answer, made)
@@ -296,12 +297,11 @@ class MembershipStore(PrefixStore):
         if made[:1] == _MADE:
             return made[1:]
         concerned, _, text = printable(made).partition("\n")
-        raise RendezvousError(
-            text, ranks=tuple(int(each) for each in concerned.split(",") if each.isdecimal())
-        )
+        raise RendezvousError(text, ranks=_ranks_in(concerned))
 
-    def refuse(self, topic: str, error: RendezvousError) -> None:
-        """Let `meet` and `digest` raise this error on all ranks that come for this topic."""
+    def refuse(self, topic: str, error: RendezvousError | AuthenticationError) -> None:
+        """Let `meet` and `digest` raise a RendezvousError with this text on all ranks that come for
+        this topic."""
         concerned = ",".join(map(str, error.ranks))
         self.set(f"{topic}/all", f"{concerned}\n{error}".encode())
 
@@ -311,8 +311,7 @@ class MembershipStore(PrefixStore):
         told = f"{topic}/missing"
         if self.add(f"{topic}/asking", 1) > MOST_ASKING:
             with contextlib.suppress(RuntimeError):
-                found = self.multi_get([told], _TELLING_SECONDS)[0].split(b",")
-                return tuple(int(each) for each in found if each.isdigit())
+                return _ranks_in(printable(self.multi_get([told], _TELLING_SECONDS)[0]))
         absent = set(self.absent([f"{topic}/{each}" for each in ranks]))
         found_here = tuple(each for each in ranks if f"{topic}/{each}" in absent)
         self.set(told, ",".join(map(str, found_here)))
@@ -391,6 +390,13 @@ class MembershipStore(PrefixStore):
                 f"{self._what}: {text}, before all {len(self._members)} had met",
                 ranks=tuple(lost),
             )
+
+
+def _ranks_in(text: str) -> tuple[int, ...]:
+    """Return the ranks in another process's list, which may be anything."""
+    return tuple(
+        int(each) for each in text.split(",") if each.isdecimal() and len(each) <= _RANK_DIGITS
+    )
 
 
 def printable(text: bytes) -> str:

@@ -202,8 +202,7 @@ class StoreServer:
         """Tell a client why its connection ends, if it can still be told."""
         if connection.unsent:  # it is in the middle of another answer
             return
-        # MemoryError: a TLS session that has failed seals nothing more.
-        with contextlib.suppress(OSError, MemoryError):
+        with contextlib.suppress(OSError):  # also from a cipher that seals nothing more
             reply = encode_reply(Reply(ReplyStatus.TAMPERED, (str(error).encode(),)))
             connection.sock.send(connection.records.seal(reply))
             # Unread bytes would turn the close into a reset, which may overtake the answer.

@@ -91,6 +91,8 @@ cdef bint begin_record(Cipher *c, Direction *d, const unsigned char *head,
     """Give the direction the next record's nonce and head, and a new key when it is time."""
     cdef unsigned char nonce[NONCE_BYTES]
     cdef int i, unused
+    if d.failed:        # perhaps between two keys, where a number would have its nonce twice
+        return False
     if d.blocks >= c.blocks_per_key:
         if not expand(d.secret, b"traffic upd", d.secret, SECRET_BYTES) or not use_secret(d):
             return False
@@ -132,6 +134,7 @@ cdef bint seal(Cipher *c, char *into, const char *first, size_t first_bytes, con
             and lib.EVP_CipherFinal_ex(d.context, out + nbytes, &done) == 1
             and lib.EVP_CIPHER_CTX_ctrl(d.context, GCM_GET_TAG, TAG_BYTES, out + nbytes) == 1):
         return True
+    d.failed = True
     lib.ERR_clear_error()
     return False
 
@@ -162,6 +165,7 @@ cdef bint unseal(Cipher *c, const char *sealed, size_t nbytes, char *into) noexc
                                      <int>nbytes) == 1
             and lib.EVP_CipherFinal_ex(d.context, unused, &done) == 1):
         return True
+    d.failed = True
     memset(into, 0, nbytes)
     lib.ERR_clear_error()
     return False
@@ -360,13 +364,12 @@ cdef class CipherHandle:
         cdef bytes sealed = PyBytes_FromStringAndSize(NULL, left + records * OVERHEAD_BYTES)
         cdef char *into = PyBytes_AS_STRING(sealed)
         cdef bint done = True
-        with nogil:
-            while left != 0 and done:
-                part = min(left, <size_t>RECORD_BYTES)
-                done = seal(c, into, start, part, NULL, 0)
-                into += part + OVERHEAD_BYTES
-                start += part
-                left -= part
+        while left != 0 and done:       # with the GIL: two threads would take one nonce
+            part = min(left, <size_t>RECORD_BYTES)
+            done = seal(c, into, start, part, NULL, 0)
+            into += part + OVERHEAD_BYTES
+            start += part
+            left -= part
         if not done:
             raise OSError("OpenSSL cannot encrypt" if c.forks == forks else
                           "a forked process cannot send on its parent's encrypted connection")
@@ -393,9 +396,9 @@ cdef class CipherHandle:
             if done:
                 opened = PyBytes_FromStringAndSize(NULL, carried)
                 into = PyBytes_AS_STRING(opened)
-                with nogil:
-                    done = unseal(c, sealed, <size_t>carried, into)
+                done = unseal(c, sealed, <size_t>carried, into)
             if not done:
+                c.receiving.failed = True       # a length that no record has, too
                 raise ValueError("a record is not the next one that the peer sent")
             parts.append(opened)
             sealed += carried + OVERHEAD_BYTES

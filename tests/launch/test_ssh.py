@@ -163,6 +163,27 @@ def test_a_host_without_cydist(launcher: Launcher, tmp_path: Path, setup: str, w
     assert words in err
 
 
+def test_no_module_comes_from_the_directory(launcher: Launcher, tmp_path: Path) -> None:
+    """Others may write there, as in /tmp. Neither launcher imports what they left."""
+    (tmp_path / "argparse.py").write_text(f"open({str(tmp_path / 'seen')!r}, 'w')\n")
+    script = launcher.script("print('started')")
+    command = (sys.executable, "-P", "-m", "cydist.launch", "--hosts=a:1,localhost:1", script)
+    source = str(Path(__file__).parents[2])
+    ((code, out, err),) = ends(launcher.start_command(*command, env={"PYTHONPATH": source}))
+    assert (code, without_notices(err)) == (0, "")
+    assert sorted(out.splitlines()) == ["[0] started", "[1] started"]
+    assert not (tmp_path / "seen").exists()
+
+
+def test_what_a_host_says_controls_no_terminal(launcher: Launcher, tmp_path: Path) -> None:
+    """Of the last line before the greeting, which cydistrun repeats."""
+    ssh = tmp_path / "bin/ssh"
+    ssh.write_text("#!/bin/sh\nprintf 'no\\033]0;title\\007 entry\\r\\n' >&2\nexit 255\n")
+    result = launcher.run("--hosts=a:1", launcher.script("print('started')"))
+    assert result.returncode == 1
+    assert result.stderr.endswith(": no?]0;title? entry\n")
+
+
 def test_an_error_of_one_host_ends_all(launcher: Launcher) -> None:
     """An option that one host refuses ends the wait of the others for it, with its exit code."""
     script = launcher.script("print('started')")
@@ -231,13 +252,17 @@ def test_the_death_of_the_command_ends_all(launcher: Launcher, which: str) -> No
     assert launcher.settles() == 0
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_the_death_of_a_launcher_ends_all(launcher: Launcher) -> None:
     """It is named, and the others end."""
     script = launcher.script("os.write(1, b'ready %d\\n' % os.getppid())", "pause()")
     process = launcher.start("--hosts=a:1,b:1", script)
     inner = launcher.wait_ready(process, 2)
-    parents = [int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in inner]
-    os.kill(max(parents), signal.SIGKILL)
+    guards = map(parent_of, inner)
+    os.kill(max(map(parent_of, guards)), signal.SIGKILL)
     ((code, _, err),) = ends(process)
     assert code == 1
     assert "was lost, or its launcher killed" in err
@@ -274,6 +299,9 @@ def test_lists(text: str, hosts: tuple[tuple[str, str], ...]) -> None:
         ("a:2,,b", "'' is not HOST or HOST:N"),
         ("a:", "'a:' is not HOST or HOST:N"),
         ("-oProxyCommand=x:1", "is not HOST or HOST:N"),
+        ("[-oProxyCommand=x]:1", "is not HOST or HOST:N"),
+        ("user@[-oProxyCommand=x]:1", "is not HOST or HOST:N"),
+        ("[]-oProxyCommand=x", "is not HOST or HOST:N"),
         ("user@:2", "is not HOST or HOST:N"),
         ("fd77::1", "write an IPv6 address in brackets"),
         ("a:22:2", "a port into ~/.ssh/config"),
@@ -306,6 +334,8 @@ LOCAL = (True, "")
         ([(False, "::1 6 ::1 22"), (False, "127.0.0.1 6 127.0.0.1 22")], "::1"),
         ([(False, "127.0.0.1 6 127.0.0.1 22"), (False, "10.0.0.9 6 10.0.0.2 22")], None),
         ([LOCAL, (False, "fe80::1%eth0 6 fe80::2%eth0 22")], None),
+        ([LOCAL, (False, "")], None),
+        ([LOCAL, (False, "UNKNOWN 65535 UNKNOWN 65535")], None),
     ],
 )
 def test_the_address_of_the_first_host(hosts: list[tuple[bool, str]], address: str | None) -> None:

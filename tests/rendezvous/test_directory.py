@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+import socket
+import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from thread_rendezvous import together
 from transport_ranks import SECRET, Group, done, soon
 
 from cydist import _native
-from cydist.backends.host import directory
+from cydist.backends.host import directory, queries
 from cydist.backends.host.addresses import Address
 from cydist.backends.host.connections import Connections
 from cydist.backends.host.directory import (
@@ -82,8 +86,9 @@ def test_parts_are_named_for_their_lowest_rank() -> None:
         encode_partition([0, 0, 1]),
         encode_partition([-1, 0, 0]),
         encode_partition([0] * 1_000_000),
+        zlib.compress(struct.pack("3i", 0, 2**31 - 1, 2**31 - 1)),
     ],
-    ids=["empty", "garbage", "short", "long", "later", "unnamed", "negative", "bomb"],
+    ids=["empty", "garbage", "short", "long", "later", "unnamed", "negative", "bomb", "overflow"],
 )
 def test_what_is_no_partition_is_refused(data: bytes) -> None:
     """And takes no memory."""
@@ -220,6 +225,16 @@ def test_a_directory_answers_its_own_questions_only(world: World) -> None:
     assert directory.answer(directory.CLAIM.pack(5, aside, 7), aside, world.peers[aside]) == b""
 
 
+def test_an_answer_has_a_deadline() -> None:
+    """A peer that sends a byte now and then does not prolong it."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.send(b"a")
+        there.close()
+        with pytest.raises(TimeoutError, match="not come in time"):
+            queries._rest_of(here, time.monotonic() - 1.0)
+
+
 def test_a_long_answer_ends_with_a_whole_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The asking rank asks again for others."""
     lanes = [[("10.0.0.1", 50000)]]
@@ -234,6 +249,27 @@ def test_a_long_answer_ends_with_a_whole_address(monkeypatch: pytest.MonkeyPatch
 
 
 # What does not fit together
+
+
+def test_a_directory_knows_all_addresses_or_does_not_start() -> None:
+    """Others ask it for any of them. Somebody has changed them in a store of another library."""
+
+    class Changed(HashStore):
+        def set(self, key: str, value: Any) -> None:
+            few = key.endswith("addresses")
+            super().set(key, value.rpartition(b"\0")[0] if few else value)
+
+    below, size = Changed(WAIT), MOST_DIRECTORIES + 2
+    apart = directories(size)[1]
+
+    def meet(rank: int) -> Peers | None:
+        store = MembershipStore("group", below, range(size))
+        address = Address(rank, f"host{rank}/boot", [[("10.0.0.1", 5000 + rank)]])
+        return exchange(store, rank, range(size), address.encode(), b"")
+
+    ended = together(*(lambda r=r: meet(r) for r in range(size)))
+    assert isinstance(ended[apart], RendezvousError)
+    assert "rank 17" in str(ended[apart])
 
 
 def told_to_all(change: Callable[[Address], Address]) -> list[Exception]:

@@ -7,7 +7,12 @@ import ctypes
 import hmac
 import os
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -167,6 +172,14 @@ def test_a_forked_child_seals_nothing() -> None:
     assert there.open(here.seal(b"after")) == b"after"
 
 
+def test_two_threads_take_no_nonce_twice() -> None:
+    """Of one cipher: equal bytes are other records each time."""
+    here, _ = ciphers()
+    with ThreadPoolExecutor(2) as threads:
+        sealed = list(threads.map(here.seal, 20_000 * [b"equal"]))
+    assert len(set(sealed)) == len(sealed)
+
+
 # What does not open
 
 
@@ -181,6 +194,70 @@ def test_records_open_in_their_order(opened: list[int], then: int) -> None:
         there.open(sealed[number])
     with pytest.raises(ValueError, match="not the next one"):
         there.open(sealed[then])
+
+
+@pytest.mark.parametrize("wrong", ["changed", "no record"])
+def test_nothing_opens_after_a_wrong_record(wrong: str) -> None:
+    """Not the one that the peer sent next either: an attacker would have added or taken one."""
+    here, there = ciphers()
+    first, second = here.seal(b"first"), here.seal(b"second")
+    with pytest.raises(ValueError, match="not the next one"):
+        there.open(bytes(HEAD) if wrong == "no record" else first[:-1] + bytes([first[-1] ^ 1]))
+    with pytest.raises(ValueError, match="not the next one"):
+        there.open(first if wrong == "no record" else second)
+
+
+# HMAC that fails when it is called for the given time, in a library that OpenSSL is looked up in.
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+long left = -1;
+unsigned char *HMAC(const void *hash, const void *key, int key_bytes, const unsigned char *data,
+                    size_t bytes, unsigned char *into, unsigned int *count) {
+    static unsigned char *(*next)(const void *, const void *, int, const unsigned char *, size_t,
+                                  unsigned char *, unsigned int *);
+    if (next == NULL)
+        *(void **)&next = dlsym(RTLD_NEXT, "HMAC");
+    return left >= 0 && left-- == 0 ? NULL : next(hash, key, key_bytes, data, bytes, into, count);
+}
+"""
+PROGRAM = """
+import ctypes, sys
+from cydist import _native
+
+_native.load_openssl(sys.argv[1])
+left = ctypes.c_long.in_dll(ctypes.CDLL(sys.argv[1]), "left")
+_native.change_keys_after(3)
+for fails in range(3):      # the next secret, its key, its IV
+    here = _native.CipherHandle(bytes(32), bytes(range(32)))
+    first = here.seal(b"first")
+    left.value = fails
+    later = []
+    for _ in range(2):
+        try:
+            later.append(here.seal(b"first"))
+        except OSError as error:
+            later.append("cannot encrypt" in str(error))
+    print(left.value, later)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_nothing_is_sealed_after_half_a_change_of_keys(tmp_path: Path) -> None:
+    """OpenSSL may have no memory for the next key. With the old one the numbers, which begin anew,
+    would give nonces that it has had."""
+    (tmp_path / "shim.c").write_text(SHIM)
+    library = str(tmp_path / "shim.so")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wl,--no-as-needed", "-o", library, f"{library[:-2]}c",
+         _ssl.__file__], check=True, timeout=60,
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, library], capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (3 * "-1 [True, True]\n", "")
 
 
 def test_a_reflected_record_does_not_open() -> None:

@@ -89,7 +89,11 @@ def test_a_forged_failure_only_ends_the_start(text: bytes) -> None:
     assert "\x1b" not in str(second)
 
 
-@pytest.mark.parametrize("text", [CONTROLS, b"x" * 1_000_000], ids=["for terminals", "long"])
+@pytest.mark.parametrize(
+    "text",
+    [CONTROLS, b"x" * 1_000_000, b"9" * 5000 + b"\nwrong"],
+    ids=["for terminals", "long", "long number"],
+)
 def test_a_forged_judgement_only_ends_the_making_of_a_group(text: bytes) -> None:
     """What the first of its ranks has found, in a store of another library."""
     store = HashStore()
@@ -98,6 +102,14 @@ def test_a_forged_judgement_only_ends_the_making_of_a_group(text: bytes) -> None
         MembershipStore("group", store, [0, 1]).meet("asks", 1, [0, 1])
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 100_000
+
+
+def test_a_forged_list_of_missing_ranks_only_changes_the_message() -> None:
+    """What the ranks that ask for all tell the others."""
+    part = MembershipStore("group", HashStore(), [0, 1])
+    part.set("asks/asking", b"1000")
+    part.set("asks/missing", b"9" * 5000 + b",1,x,")
+    assert part.missing("asks", [0, 1]) == (1,)
 
 
 def test_forged_lines_about_lost_ranks_are_shown_without_control() -> None:
@@ -228,16 +240,63 @@ def test_memory_of_another_job_is_not_mapped_for_a_forged_note(kind: str) -> Non
         shm_setup._memory(forged, 1, [0, 1])
 
 
-@pytest.mark.parametrize("forged", [b"1", b"no", b"one"])
-def test_no_other_process_is_taken_for_a_peer(forged: bytes) -> None:
+def share(part: MembershipStore, rank: int) -> None:
+    """Look for memory to share with the other of two ranks on one host."""
+    link = _native.TcpLink(rank, 2)
+    try:
+        shm_setup.share_memory(part, link, [0, 0], [0, 1])
+    finally:
+        link.close()
+
+
+# What stands in place of rank 1's word "4711", that it shares memory as this process.
+WORDS: dict[str, Callable[[MembershipStore], str]] = {
+    "a process": lambda part: "1",
+    "nobody": lambda part: "no",
+    "no word": lambda part: "one",
+    "of rank 0": lambda part: signed("4711", shm_setup._purpose(part, "shares/0/0")),
+    "all words": lambda part: signed("4711", shm_setup._purpose(part, "shares/0")),
+    "of another meeting": lambda part: signed(
+        "4711", shm_setup._purpose(part_of(HashStore(), nonce=b"other"), "shares/0/1")
+    ),
+    "of another group": lambda part: signed(
+        "4711", shm_setup._purpose(part_of(HashStore(), group="h"), "shares/0/1")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_no_other_process_is_taken_for_a_peer(kind: str) -> None:
     """Ranks read and write the memory of the processes that they take for their peers."""
-    store = ForeignStore("shares/1", lambda seen: forged)
-    link = _native.TcpLink(0, 2)
-    part = part_of(store)
-    shm_setup._publish(part, "shares/1", "4711")
+    part = part_of(HashStore(WAIT))
+    part.set("shares/0/1", WORDS[kind](part))
     with pytest.raises(AuthenticationError, match=r"rank 0 .*rank 1 in the ranks' store"):
-        shm_setup.share_memory(part, link, [b"here", b"here"])
-    link.close()
+        share(part, 0)
+    with pytest.raises(RendezvousError, match=r"rank 0 .*rank 1 in the ranks' store"):
+        share(part, 1)  # which is told, and does not wait
+
+
+LISTS: dict[str, Callable[[MembershipStore], str]] = {
+    "processes": lambda part: "4711 4712",
+    "rank 0's word": lambda part: signed("4711 4712", shm_setup._purpose(part, "shares/0/0")),
+    "of another meeting": lambda part: signed(
+        "4711 4712", shm_setup._purpose(part_of(HashStore(), nonce=b"other"), "shares/0")
+    ),
+    "of another group": lambda part: signed(
+        "4711 4712", shm_setup._purpose(part_of(HashStore(), group="h"), "shares/0")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_no_other_list_of_peers_is_taken(kind: str) -> None:
+    """What rank 0 makes of all words, which the other ranks read."""
+    part = part_of(HashStore())
+    memory = shm_setup._memory(part, 0, [0, 1])
+    assert memory is not None
+    part.set("shares/0/all", f"+{LISTS[kind](part)}")
+    with pytest.raises(AuthenticationError, match=r"rank 1 .*rank 0 in the ranks' store"):
+        share(part, 1)
 
 
 class Comm:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cydist import config
 from cydist.backends.host.addresses import Address, check_reachable
 from cydist.errors import DistError, DistNetworkError, RendezvousError
+from cydist.stores.membership_store import ranks_text
 
 if TYPE_CHECKING:
     from cydist.stores import MembershipStore
@@ -99,7 +100,7 @@ def decode_partition(data: bytes, size: int) -> array[int]:
     """Return the partition of `size` ranks. Raises RendezvousError for anything that
     `encode_partition` cannot have made."""
     steps = array("i")
-    with contextlib.suppress(zlib.error):
+    with contextlib.suppress(zlib.error, OverflowError):
         expanded = zlib.decompressobj().decompress(data, size * steps.itemsize + 1)
         if len(expanded) == size * steps.itemsize:
             steps.frombytes(expanded)
@@ -168,6 +169,11 @@ def exchange(
             peers.learn(word.partition(_SEPARATOR)[0] for word in words)
     elif size > MOST_DIRECTORIES:
         peers.learn(all_addresses or store.get("addresses").split(_SEPARATOR))
+        if missing := sorted(set(range(size)) - peers.known.keys()):
+            raise RendezvousError(
+                f"rank {rank} was told the addresses of all ranks but rank {ranks_text(missing)}: "
+                "somebody else writes in the ranks' store"
+            )
     return peers
 
 

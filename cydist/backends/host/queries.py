@@ -60,7 +60,10 @@ def _opened(data: bytes, handshake: ClientHandshake) -> bytes:
 def _rest_of(sock: socket.socket, deadline: float) -> bytes:
     data = b""
     while len(data) <= 2 * MOST_ANSWER_BYTES:  # encrypted, it is longer
-        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        left = deadline - time.monotonic()
+        if left <= 0.0:  # one byte at a time would prolong it
+            raise TimeoutError("the answer did not come in time")
+        sock.settimeout(left)
         part = sock.recv(MOST_ANSWER_BYTES)
         if not part:
             break
