@@ -207,7 +207,8 @@ class HostZero(Launchers):
             listeners = bind(options.master_addr, options.master_port)
         except DistNetworkError as error:
             raise RendezvousError(
-                f"{error}. This launcher is host 0: on other hosts, give --node-rank"
+                f"{error}. This launcher is host 0, which listens at --master-addr and "
+                "--master-port: on other hosts, give --node-rank"
             ) from None
         self._acceptor = Acceptor(self._selector, secret, _CHANNEL, _job_name(options))
         for listener in listeners:

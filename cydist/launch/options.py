@@ -399,9 +399,10 @@ def _for_others(given: argparse.Namespace, least: int, most: int) -> str:
     if shutil.which("sbatch"):
         kind = "-m " if given.module else ""
         step = f"srun --kill-on-bad-exit=1 {'' if given.no_python else f'python {kind}'}{program}"
+        tasks = given.nproc_per_node if given.nproc_per_node.isdigit() else "N"
         return (
             "Slurm takes as many hosts as it has at each start, and its ranks can use cydist: "
-            f"sbatch --nodes={least}-{most} --ntasks-per-node={given.nproc_per_node} --requeue "
+            f"sbatch --nodes={least}-{most} --ntasks-per-node={tasks} --requeue "
             f"--wrap {shlex.quote(step)}"
         )
     endpoint = f"{given.master_addr or 'HOST'}:{given.master_port or DEFAULT_PORT}"

@@ -286,7 +286,10 @@ class _Starter:
 
     def _notice(self, seconds: float) -> str:
         late = ", ".join(remote.name for remote in self._remotes if remote.greeting is None)
-        return f"cydistrun: has waited {seconds:.0f} s for ssh to {late}"
+        return (
+            f"cydistrun: this command has waited {seconds:.0f} s for ssh to {late}: it shows what "
+            f"it waits for with: ssh HOST true"
+        )
 
     def _watch(self, remote: _Remote) -> None:
         """Pass on a launcher's output."""

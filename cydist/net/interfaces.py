@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cydist import config
-from cydist.errors import DistNetworkError, RendezvousError
+from cydist.errors import DistNetworkError, DistTimeoutError, RendezvousError
 from cydist.executor import THREADS
 from cydist.waiting import wait_for
 
@@ -52,6 +52,11 @@ def why_unreachable(host: str, error: Exception) -> str:
         )
     if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
         return f"{error}: this host has no route there, the host is off, or a firewall rejects it"
+    if isinstance(error, DistTimeoutError):
+        return (
+            f"{error}: what listens there has accepted and says nothing: it is another program, "
+            "or stopped"
+        )
     if isinstance(error, TimeoutError):
         return (
             f"{error}: nothing answers: the host is off, or a firewall drops packets to this port"

@@ -238,7 +238,8 @@ def test_a_forgotten_node_rank(launcher: Launcher, start: HostLaunchers) -> None
     ((code, _, err),) = ends(start(None, script))
     assert code == 1
     assert "in use by another process" in err
-    assert "This launcher is host 0: on other hosts, give --node-rank" in err
+    assert "This launcher is host 0, which listens at --master-addr and --master-port" in err
+    assert "on other hosts, give --node-rank" in err
 
 
 def test_what_is_missing_is_said_on_both_sides(launcher: Launcher, start: HostLaunchers) -> None:

@@ -151,6 +151,17 @@ def test_an_elastic_number_of_hosts(
     assert words in capsys.readouterr().err
 
 
+def test_slurm_has_no_words_for_a_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sbatch refuses --ntasks-per-node=gpu, so the line has a place to fill in."""
+    (tmp_path / "sbatch").touch(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        parse(["--nnodes", "2:4", "-n", "gpu", SCRIPT])
+    assert "sbatch --nodes=2-4 --ntasks-per-node=N --requeue" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -15,7 +15,12 @@ from transport_ranks import free_port
 
 from cydist import waiting
 from cydist.backends.host.addresses import Address, check_reachable
-from cydist.errors import AuthenticationError, RendezvousError, StoreTimeoutError
+from cydist.errors import (
+    AuthenticationError,
+    DistTimeoutError,
+    RendezvousError,
+    StoreTimeoutError,
+)
 from cydist.net.interfaces import why_unreachable
 from cydist.rendezvous import handlers, launcher_env
 from cydist.stores import HashStore, TCPStore
@@ -107,6 +112,7 @@ def test_a_blocked_port(capsys: pytest.CaptureFixture[str], blocked_port: int) -
         (OSError(errno.EHOSTUNREACH, "No route to host"), "no route there"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "no process listens"),
         (TimeoutError("timed out"), "nothing answers"),
+        (DistTimeoutError("no handshake in time"), "what listens there has accepted"),
         (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "the name service of this host"),
     ],
 )

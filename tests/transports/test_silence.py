@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -143,6 +144,16 @@ def test_a_first_connection_without_an_answer(
         ours = first_message(stack, [crowded.address(*each) for each in hosts.items()])
         assert [ours.link.vanished(rank) for rank in (1, 2, 3)] == [True, True, False]
         assert "it has not answered for 2 s (CYDIST_PEER_TIMEOUT)" in ours.link.lost(1)
+        assert "or a firewall drops packets to its ranks' ports" in ours.link.lost(1)
+
+
+def test_a_rank_listens_in_the_kernels_range(secret: bytes) -> None:
+    """A firewall that lets this range pass lets ranks connect."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    with closing(Connections(0, 2, host="127.0.0.1", job="j")) as ours:
+        ports = [port for lane in Address.decode(ours.address()).lanes for _, port in lane]
+    assert ports
+    assert all(low <= port <= high for port in ports)
 
 
 def test_a_first_connection_to_a_stopped_rank(

@@ -377,7 +377,7 @@ cdef class MessageLink(Link):
         """Return what is known of a host that is silent, for messages."""
         return (f"it has not answered for {self.net.patience.seconds:g} s (CYDIST_PEER_TIMEOUT), "
                 "not even its kernel: it is switched off or paused, or the network to it is cut, "
-                "or drops large packets (MTU)")
+                "or drops large packets (MTU), or a firewall drops packets to its ranks' ports")
 
     def left(self, int peer):
         """Return whether this peer has left on purpose, by closing its link."""
