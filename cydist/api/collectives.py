@@ -348,8 +348,8 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce an array over all ranks and give rank r the r-th part.
 
-    output      (n, ...)    may be exactly one rank's part of the input, such as this rank's own; the
-                call then needs memory for a second output
+    output      (n, ...)    may be exactly one rank's part of the input, such as this rank's own.
+                The call then needs memory for a second output
     input       (p*n, ...) or (p, n, ...)   same size and dtype on every rank
 
         x = numpy.arange(4.0)                                       # on both of two ranks

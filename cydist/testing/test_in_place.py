@@ -22,7 +22,7 @@ LAYOUTS: dict[str, Callable[[int, Any], Array]] = {
     "reversed": lambda rows, dtype: np.zeros(rows, dtype)[::-1],
     "rows with gaps": lambda rows, dtype: np.zeros((rows, 5), dtype)[:, 1:3],
 }
-# The dtype, the layout, and the rows of each rank's block: few, or several segments of an algorithm.
+# The dtype, the layout, and the rows of each rank's block: a few, or several segments.
 CASES = (
     *((dtype, "contiguous", 5) for dtype in DTYPES),
     *(("float32", layout, rows) for layout in LAYOUTS for rows in (1, 6)),
@@ -254,10 +254,10 @@ def test_in_place_on_some_ranks_only(job: Job, size: int) -> None:
         dist.all_to_all_single(received, sent)
         return output, received
 
-    given = [np.arange(size * 6, dtype="i4") + rank for rank in range(size)]
+    given = np.array([np.arange(size * 6, dtype="i4") + rank for rank in range(size)])
     for rank, (output, received) in enumerate(job.run(body)):
         block = slice(rank * 6, rank * 6 + 6)
-        np.testing.assert_array_equal(sum(given)[block], output)
+        np.testing.assert_array_equal(given.sum(0)[block], output)
         np.testing.assert_array_equal(np.concatenate([x[block] for x in given]), received)
 
 
@@ -272,8 +272,9 @@ REFUSED: dict[str, tuple[Callable[[Array], Any], str]] = {
     ),
     "reduce_scatter_tensor_coalesced": (
         lambda x: dist.reduce_scatter_tensor_coalesced(
-            [np.zeros(3), x[:3]], [x, np.zeros(6)],
-        ),  # fmt: skip
+            [np.zeros(3), x[:3]],
+            [x, np.zeros(6)],
+        ),
         "only where the output is exactly one rank's block of the input",
     ),
     "all_to_all_single": (
@@ -295,7 +296,7 @@ REFUSED: dict[str, tuple[Callable[[Array], Any], str]] = {
 def test_other_overlaps_are_refused(
     jobs: Jobs, backend: str, call: Callable[[Array], Any], words: str
 ) -> None:
-    """An output across blocks would have no meaning. Nothing is sent, and the group stays usable."""
+    """An output across blocks has no meaning. Nothing is sent, and the group stays usable."""
 
     def body(rank: int) -> float:
         with pytest.raises(ValueError, match=f"share memory.*which this call allows {words}"):
