@@ -8,7 +8,7 @@ is compared by the fingerprint that travels with the call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from operator import index
 from typing import Any
@@ -115,41 +115,75 @@ def check_times_size(
         )
 
 
+# What an in-place call allows, for errors.
+OWN_BLOCK = "allows only for this rank's own block"
+WHOLE_BLOCK = "allows only where the output is exactly one rank's block of the input"
+WHOLE_ENTRY = "allows only where the output is exactly one entry of the input"
+SAME_MEMORY = "allows only where both are exactly the same memory"
+
+
 def check_disjoint(
-    outputs: Sequence[Array], inputs: Sequence[Array], call: str, same: Array | None = None
-) -> None:
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
+    call: str,
+    in_place: Callable[[int, int], bool] | None = None,
+    rule: str = "never allows",
+) -> set[int]:
     """Check that no output shares memory with another output or with an input.
 
-    same        this rank's own block: an output, or part of one, or an input. An input and an
-                output that are both exactly this memory are allowed (the call is in place)
+    in_place    whether output i may share memory with input j: the call is in place; None: never
+    rule        which memory they may share, for errors
+
+    Returns the numbers of the outputs that share memory with an input.
     """
     arrays = [*outputs, *inputs]
+    shared = set()
     for i, j in overlapping(arrays, len(outputs)):
         if j < len(outputs):
             raise ValueError(
                 f"{call}: outputs {i} and {j} share memory (shapes {arrays[i].shape} and "
                 f"{arrays[j].shape}); each result needs memory of its own"
             )
-        if same is None or not (arrays[j].same_memory(same) and _holds(arrays[i], same)):
+        if in_place is None or not in_place(i, j - len(outputs)):
             output, given = _entry(i, outputs), _entry(j - len(outputs), inputs)
-            rule = "never allows" if same is None else "allows only for this rank's own block"
             raise ValueError(
                 f"{call}: the output{output} and the input{given} share memory (shapes "
                 f"{arrays[i].shape} and {arrays[j].shape}), which this call {rule}"
             )
+        shared.add(i)
+    return shared
 
 
 def _entry(i: int, arrays: Sequence[Array]) -> str:
     return f" {i}" if len(arrays) > 1 else ""
 
 
-def _holds(output: Array, block: Array) -> bool:
-    """Return whether `block` is this output, or a part of it."""
-    if output.same_memory(block):
-        return True
-    start, end = output.extent
-    low, high = block.extent
-    return output.contiguous and start <= low and high <= end
+def block_number(block: Array, array: Array, p: int) -> int | None:
+    """Return which of the p equal parts of `array`, along its first dimension, is exactly the
+    memory of `block`; None: it is none of them. Both may be strided."""
+    whole = _steps(array.shape, array.strides) or [(1, array.itemsize)]
+    (rows, step), *rest = whole
+    if rows % p != 0 or step == 0 or array.size == 0:
+        return None
+    each = [(rows // p, step), *rest]
+    if _steps(block.shape, block.strides) != _steps(*zip(*each, strict=True)):
+        return None
+    number, beside = divmod(block.address - array.address, rows // p * step)
+    return number if beside == 0 and 0 <= number < p else None
+
+
+def _steps(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the elements and the stride of each dimension. Dimensions of one element are left
+    out, and those that are walked in equal steps are one."""
+    steps: list[tuple[int, int]] = []
+    for count, stride in zip(shape, strides, strict=True):
+        if count == 1:
+            continue
+        if steps and steps[-1][1] == count * stride:
+            steps[-1] = (steps[-1][0] * count, stride)
+        else:
+            steps.append((count, stride))
+    return steps
 
 
 def split_sizes(

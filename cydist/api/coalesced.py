@@ -7,7 +7,7 @@ the sum. cydist/api/collectives.py describes the arguments that all calls take, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cydist._native import hash_of_sizes
@@ -86,7 +86,11 @@ def all_gather_coalesced(
         arguments.check_same_size(
             output, array, name, f"output_tensor_lists[{me}][{i}]", f"input_tensor_list[{i}]"
         )
-    _check_disjoint(outputs, inputs, lists[me], name)
+    first = me * len(inputs)  # of this rank's own outputs
+    arguments.check_disjoint(
+        outputs, inputs, name,
+        lambda i, j: i == first + j and outputs[i].same_memory(inputs[j]), arguments.OWN_BLOCK,
+    )  # fmt: skip
     prepared = Prepared(chosen, name, inputs[0])
     own = _flattened(prepared, inputs)
     into = [_flattened(prepared, arrays) for arrays in lists]
@@ -126,7 +130,11 @@ def all_gather_into_tensor_coalesced(
     dense = [output if output.contiguous else output.empty_like() for output in outputs]
     parts = [array.blocks(p) for array in dense]
     me = chosen.rank()
-    _check_disjoint(outputs, inputs, [blocks[me] for blocks in parts], name)
+    arguments.check_disjoint(
+        outputs, inputs, name,
+        lambda i, j: i == j and arguments.block_number(inputs[j], outputs[i], p) == me,
+        arguments.OWN_BLOCK,
+    )  # fmt: skip
     arguments.check_same_dtype([*inputs, *outputs], name)
     prepared = Prepared(chosen, name, inputs[0])
     own = _flattened(prepared, inputs)
@@ -153,7 +161,8 @@ def reduce_scatter_tensor_coalesced(
 ) -> Work | None:
     """Run reduce_scatter_tensor on many pairs of arrays, with one reduce_scatter.
 
-    outputs     entry i is a p-th of input i
+    outputs     entry i is a p-th of input i. It may be exactly one rank's part of input i, such as
+                this rank's own; the call then needs memory for a second such output
     inputs      arrays of one dtype; the same sizes in the same order on every rank
     """
     name = "reduce_scatter_tensor_coalesced"
@@ -164,10 +173,14 @@ def reduce_scatter_tensor_coalesced(
     arrays = arguments.input_list(inputs, name, "inputs", len(into))
     for i, (output, array) in enumerate(zip(into, arrays, strict=True)):
         arguments.check_times_size(array, output, p, name, f"inputs[{i}]", f"outputs[{i}]")
-    arguments.check_disjoint(into, arrays, name)
+    shared = arguments.check_disjoint(
+        into, arrays, name,
+        lambda i, j: i == j and arguments.block_number(into[i], arrays[j], p) is not None,
+        arguments.WHOLE_BLOCK,
+    )  # fmt: skip
     arguments.check_same_dtype([*into, *arrays], name)
     prepared = Prepared(chosen, name, into[0], op)
-    own = _flattened(prepared, into)
+    own = _flattened(prepared, into, shared)
     parts = [array.dense().blocks(p) for array in arrays]
     blocks = [_flattened(prepared, [cut[rank] for cut in parts]) for rank in range(p)]
     sizes = hash_of_sizes(into)
@@ -182,15 +195,6 @@ def reduce_scatter_tensor_coalesced(
             flat.copy_back()
 
     return prepared.run(body, outputs, async_op, timeout)
-
-
-def _check_disjoint(
-    outputs: Sequence[Array], inputs: Sequence[Array], own: Sequence[Array], name: str
-) -> None:
-    """Check that no output overlaps an input, except an input that is its `own` output: the call
-    does not change that one."""
-    apart = [array for array, same in zip(inputs, own, strict=True) if not array.same_memory(same)]
-    arguments.check_disjoint(outputs, apart, name)
 
 
 def _gather(
@@ -208,8 +212,13 @@ def _gather(
             flat.copy_back()
 
 
-def _flattened(prepared: Prepared, arrays: Sequence[Array]) -> list[FlattenedList]:
-    """Return the arrays flattened into one, or unchanged if the backend starts calls together."""
+def _flattened(
+    prepared: Prepared, arrays: Sequence[Array], shared: Collection[int] = ()
+) -> list[FlattenedList]:
+    """Return the arrays flattened into one, or unchanged if the backend starts calls together.
+
+    shared      numbers of outputs that share memory with inputs
+    """
     if prepared.group.coalesces_calls:
-        return [FlattenedList([array]) for array in arrays]
-    return [FlattenedList(arrays)]
+        return [FlattenedList([array], apart=i in shared) for i, array in enumerate(arrays)]
+    return [FlattenedList(arrays, apart=bool(shared))]

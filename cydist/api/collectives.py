@@ -157,7 +157,11 @@ def all_gather(
     arguments.check_same_size(
         outputs[chosen.rank()], array, "all_gather", f"tensor_list[{chosen.rank()}]", "tensor"
     )
-    arguments.check_disjoint(outputs, [array], "all_gather", same=outputs[chosen.rank()])
+    me = chosen.rank()
+    arguments.check_disjoint(
+        outputs, [array], "all_gather",
+        lambda i, _: i == me and array.same_memory(outputs[me]), arguments.OWN_BLOCK,
+    )  # fmt: skip
     prepared = Prepared(chosen, "all_gather", array)
     into = ContiguousCopies(outputs, filled=False)
     own = ContiguousCopies([array])
@@ -192,8 +196,12 @@ def all_gather_into_tensor(
     arguments.check_same_dtype([output, array], name)
     arguments.check_times_size(output, array, chosen.size(), name, "output_tensor", "input_tensor")
     into = ContiguousCopies([output], filled=False)
-    blocks = into.arrays[0].blocks(chosen.size())
-    arguments.check_disjoint([output], [array], name, same=blocks[chosen.rank()])
+    p, me = chosen.size(), chosen.rank()
+    blocks = into.arrays[0].blocks(p)
+    arguments.check_disjoint(
+        [output], [array], name,
+        lambda *_: arguments.block_number(array, output, p) == me, arguments.OWN_BLOCK,
+    )  # fmt: skip
     prepared = Prepared(chosen, name, array)
     own = ContiguousCopies([array])
 
@@ -237,7 +245,10 @@ def gather(
     outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
     arguments.check_same_dtype([array, *outputs], "gather")
     arguments.check_same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
-    arguments.check_disjoint(outputs, [array], "gather", same=outputs[root])
+    arguments.check_disjoint(
+        outputs, [array], "gather",
+        lambda i, _: i == root and array.same_memory(outputs[root]), arguments.OWN_BLOCK,
+    )  # fmt: skip
     into = ContiguousCopies(outputs, filled=False)
 
     def receive(prepared: Prepared, call: Call) -> None:
@@ -277,7 +288,11 @@ def scatter(
         arguments.check_same_size(
             output, inputs[root], "scatter", "tensor", f"scatter_list[{root}]"
         )
-        arguments.check_disjoint([output], inputs, "scatter", same=inputs[root])
+        arguments.check_disjoint(
+            [output], inputs, "scatter",
+            lambda _, j: all(output.same_memory(inputs[k]) for k in (j, root)),
+            arguments.OWN_BLOCK,
+        )  # fmt: skip
         given = ContiguousCopies(inputs)
     else:
         arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
@@ -300,7 +315,8 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce a list of arrays over all ranks and give rank r entry r.
 
-    output          (...)   as large as this rank's entry
+    output          (...)   as large as this rank's entry. It may be exactly an entry of the list,
+                    such as this rank's own; the call then needs memory for a second output
     input_list      p arrays; entry r has the same size on every rank, entries may differ
     """
     name = "reduce_scatter"
@@ -311,10 +327,13 @@ def reduce_scatter(
     arguments.check_same_dtype([into, *inputs], name)
     own = inputs[chosen.rank()]
     arguments.check_same_size(into, own, name, "output", f"input_list[{chosen.rank()}]")
-    arguments.check_disjoint([into], inputs, name)
+    shared = arguments.check_disjoint(
+        [into], inputs, name, lambda _, j: into.same_memory(inputs[j]), arguments.WHOLE_ENTRY
+    )
     prepared = Prepared(chosen, name, into, op)
+    dense = ContiguousCopies([into], filled=False, apart=shared)
     blocks = ContiguousCopies(inputs).arrays
-    return _reduce_scatter(prepared, into, blocks, op, [output], async_op, timeout)
+    return _reduce_scatter(prepared, dense, blocks, op, [output], async_op, timeout)
 
 
 @fast_path
@@ -329,8 +348,12 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce an array over all ranks and give rank r the r-th part.
 
-    output      (n, ...)
+    output      (n, ...)    may be exactly one rank's part of the input, such as this rank's own.
+                The call then needs memory for a second output
     input       (p*n, ...) or (p, n, ...)   same size and dtype on every rank
+
+        x = numpy.arange(4.0)                                       # on both of two ranks
+        dist.reduce_scatter_tensor(x[2 * rank : 2 * rank + 2], x)   # [0. 2. 2. 3.], [0. 1. 4. 6.]
     """
     name = "reduce_scatter_tensor"
     if (chosen := usable_group(group, name)) is None:
@@ -339,18 +362,21 @@ def reduce_scatter_tensor(
     array = arguments.input_array(input, name, "input")
     arguments.check_same_dtype([into, array], name)
     arguments.check_times_size(array, into, chosen.size(), name, "input", "output")
-    arguments.check_disjoint([into], [array], name)
+    p = chosen.size()
+    shared = arguments.check_disjoint(
+        [into], [array], name,
+        lambda *_: arguments.block_number(into, array, p) is not None, arguments.WHOLE_BLOCK,
+    )  # fmt: skip
     prepared = Prepared(chosen, name, into, op)
-    blocks = array.dense().blocks(chosen.size())
-    return _reduce_scatter(prepared, into, blocks, op, [output], async_op, timeout)
+    dense = ContiguousCopies([into], filled=False, apart=shared)
+    blocks = array.dense().blocks(p)
+    return _reduce_scatter(prepared, dense, blocks, op, [output], async_op, timeout)
 
 
 def _reduce_scatter(
-    prepared: Prepared, output: Array, blocks: list[Array], op: Op, result: object, async_op: bool,
-    timeout: Timeout,
+    prepared: Prepared, into: ContiguousCopies, blocks: list[Array], op: Op, result: object,
+    async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
-    into = ContiguousCopies([output], filled=False)
-
     def body(prepared: Prepared, call: Call) -> None:
         prepared.reducer.reduce_scatter(call, into.arrays[0], blocks, op)
         into.copy_back()
@@ -370,6 +396,9 @@ def all_to_all(
 
     output_tensor_list      p arrays; entry r is as large as the array that rank r sends here
     input_tensor_list       p arrays of one dtype, of any sizes
+
+    An output may be exactly the memory of an input: all_to_all(xs, xs) exchanges the arrays of a
+    list. The call then needs memory for a second one of each such output.
     """
     name = "all_to_all"
     if (chosen := usable_group(group, name)) is None:
@@ -381,9 +410,12 @@ def all_to_all(
     arguments.check_same_size(
         outputs[me], inputs[me], name, f"output_tensor_list[{me}]", f"input_tensor_list[{me}]"
     )
-    arguments.check_disjoint(outputs, inputs, name)
+    shared = arguments.check_disjoint(
+        outputs, inputs, name,
+        lambda i, j: outputs[i].same_memory(inputs[j]), arguments.WHOLE_ENTRY,
+    )  # fmt: skip
     prepared = Prepared(chosen, name, outputs[0])
-    into = ContiguousCopies(outputs, filled=False)
+    into = ContiguousCopies(outputs, filled=False, apart=shared)
     own = ContiguousCopies(inputs)
 
     def body(prepared: Prepared, call: Call) -> None:
@@ -411,7 +443,8 @@ def all_to_all_single(
     output_split_sizes      rows from each rank, p numbers that sum to m; None: m / p each
     input_split_sizes       rows for each rank, p numbers that sum to n; None: n / p each
 
-    Every rank gives both lists, or none of them.
+    Every rank gives both lists, or none of them. The output may be the input itself:
+    all_to_all_single(x, x). The call then needs memory for a second output.
     """
     name = "all_to_all_single"
     if (chosen := usable_group(group, name)) is None:
@@ -419,7 +452,9 @@ def all_to_all_single(
     into = arguments.output_array(output, name, "output")
     array = arguments.input_array(input, name, "input")
     arguments.check_same_dtype([into, array], name)
-    arguments.check_disjoint([into], [array], name)
+    shared = arguments.check_disjoint(
+        [into], [array], name, lambda *_: into.same_memory(array), arguments.SAME_MEMORY
+    )
     p = chosen.size()
     given = arguments.split_sizes(into, output_split_sizes, p, name, "output", "output_split_sizes")
     taken = arguments.split_sizes(array, input_split_sizes, p, name, "input", "input_split_sizes")
@@ -432,7 +467,7 @@ def all_to_all_single(
     sizes = (output_split_sizes, input_split_sizes)
     even = all(each is None or len(each) == 0 for each in sizes)
     prepared = Prepared(chosen, name, into)
-    dense = ContiguousCopies([into], filled=False)
+    dense = ContiguousCopies([into], filled=False, apart=shared)
     parts = dense.arrays[0].split(given)
     own = array.dense().split(taken)
 

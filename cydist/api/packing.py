@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
@@ -16,14 +16,28 @@ class ContiguousCopies:
 
     The constructor packs inputs; `copy_back` writes outputs back.
 
+    filled      False: the arrays are outputs, whose contents do not count
     left        to the group, which packs them itself
+    apart       numbers of those outputs that share memory with the call's inputs. The group gets
+                other memory for them, since it may write a result before it has read all inputs
     """
 
-    def __init__(self, arrays: Sequence[Array], *, filled: bool = True, left: bool = False) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        *,
+        filled: bool = True,
+        left: bool = False,
+        apart: Collection[int] = (),
+    ) -> None:
         self._arrays = arrays
         self.arrays = [
-            array if array.contiguous or left else array.dense() if filled else array.empty_like()
-            for array in arrays
+            array
+            if (array.contiguous or left) and i not in apart
+            else array.dense()
+            if filled
+            else array.empty_like()
+            for i, array in enumerate(arrays)
         ]
 
     def copy_back(self) -> None:
@@ -34,10 +48,12 @@ class ContiguousCopies:
 
 class FlattenedList:
     """Several arrays of one dtype as one: the constructor flattens, `copy_back` unflattens. A
-    single array is not copied."""
+    single array is not copied, unless it is an output that shares memory with an input (`apart`).
+    """
 
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        self._dense = ContiguousCopies(arrays)
+    def __init__(self, arrays: Sequence[Array], *, apart: bool = False) -> None:
+        alone = apart and len(arrays) == 1
+        self._dense = ContiguousCopies(arrays, filled=not alone, apart=(0,) if alone else ())
         self.array = self._dense.arrays[0]
         if len(arrays) == 1:
             return

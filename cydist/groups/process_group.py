@@ -3,7 +3,8 @@
 A backend implements `isend` and `irecv`. Every collective is derived from them, and a backend
 overrides those that it does better. All arrays that reach a backend are `Array` objects: checked,
 contiguous memory of one known dtype (strided arrays were packed before) with the buffer protocol,
-so that `memoryview(array)` is its bytes.
+so that `memoryview(array)` is its bytes. Outputs share no memory with inputs, except that this
+rank's own block in all_gather, gather and scatter may be both.
 
 Ranks here are group ranks. Collectives block; `execute` decides which thread runs them.
 """

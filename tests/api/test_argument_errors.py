@@ -177,51 +177,95 @@ def test_times_size_refused() -> None:
         arguments.check_times_size(*arrays(X, X[0]), 3, "reduce_scatter_tensor", "input", "output")
 
 
-def check(outputs: list[Any], inputs: list[Any], same: Any = None) -> None:
-    same = None if same is None else asarray(same)
-    arguments.check_disjoint(arrays(*outputs), arrays(*inputs), "all_gather", same)
+def check(outputs: list[Any], inputs: list[Any], allowed: set[tuple[int, int]]) -> set[int]:
+    return arguments.check_disjoint(
+        arrays(*outputs),
+        arrays(*inputs),
+        "all_gather",
+        (lambda i, j: (i, j) in allowed) if allowed else None,
+        *[arguments.OWN_BLOCK] * bool(allowed),
+    )
 
 
 V = np.zeros(12)
-DISJOINT = {
-    "rows": ([X[0], X[1]], [X[2]], None),
-    "interleaved": ([V[::2]], [V[1::2]], None),
-    "columns": ([X[:, i] for i in range(6)], [V], None),
-    "inputs overlap": ([V], [X, X], None),
-    "empty": ([V[:0], V], [V[3:3]], None),
-    "in place": ([X[0], X[1]], [X[1]], X[1]),
-    "in place in one output": ([X], [X[1]], X[1]),
-    "in place strided": ([X[:, 0], X[:, 1]], [X[:, 1]], X[:, 1]),
-    "in place scatter": ([X[1]], [X[0], X[1]], X[1]),
-}
-
-
-@pytest.mark.parametrize(("outputs", "inputs", "same"), DISJOINT.values(), ids=DISJOINT.keys())
-def test_disjoint(outputs: list[Any], inputs: list[Any], same: Any) -> None:
-    """Memory of its own for every output, or exactly this rank's block."""
-    check(outputs, inputs, same)
-
-
-SHARED = {
-    "outputs": ([X[0], X[1], X[0]], [], None, "outputs 0 and 2 share memory"),
-    "outputs shifted": ([V[:4], V[3:8]], [], None, "outputs 0 and 1 share memory"),
-    "outputs that cross": ([X[0], X[:, 0]], [], None, "outputs 0 and 1 share memory"),
-    "input": ([V[:6]], [V[5:]], None, "the output and the input share memory .* never allows"),
-    "third input": ([V[:6]], [X, X, V], None, "the output and the input 2 share memory"),
-    "in place where it cannot be": ([X], [X], None, "never allows"),
-    "another rank's block": ([X[0], X[1]], [X[0]], X[1], "only for this rank's own block"),
-    "a part of the block": ([X[0], X[1]], [X[1, :3]], X[1], "only for this rank's own block"),
-    "shifted scatter": ([V[1:7]], [V[:6]], V[:6], "only for this rank's own block"),
+DISJOINT: dict[str, tuple[list[Any], list[Any], set[tuple[int, int]], set[int]]] = {
+    "rows": ([X[0], X[1]], [X[2]], set(), set()),
+    "interleaved": ([V[::2]], [V[1::2]], set(), set()),
+    "columns": ([X[:, i] for i in range(6)], [V], set(), set()),
+    "inputs overlap": ([V], [X, X], set(), set()),
+    "empty": ([V[:0], V], [V[3:3]], set(), set()),
+    "in place": ([X[0], X[1]], [X[1]], {(1, 0)}, {1}),
+    "in place in several": ([X[0], X[1], X[2]], [X[1], X[0]], {(1, 0), (0, 1)}, {0, 1}),
+    "in place strided": ([X[:, 0], X[:, 1]], [X[:, 1]], {(1, 0)}, {1}),
 }
 
 
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "same", "message"), SHARED.values(), ids=SHARED.keys()
+    ("outputs", "inputs", "allowed", "shared"), DISJOINT.values(), ids=DISJOINT.keys()
 )
-def test_shared(outputs: list[Any], inputs: list[Any], same: Any, message: str) -> None:
+def test_disjoint(
+    outputs: list[Any], inputs: list[Any], allowed: set[tuple[int, int]], shared: set[int]
+) -> None:
+    """Memory of its own for every output, or what the call allows; the outputs in place are
+    named."""
+    assert shared == check(outputs, inputs, allowed)
+
+
+SHARED: dict[str, tuple[list[Any], list[Any], set[tuple[int, int]], str]] = {
+    "outputs": ([X[0], X[1], X[0]], [], set(), "outputs 0 and 2 share memory"),
+    "outputs shifted": ([V[:4], V[3:8]], [], set(), "outputs 0 and 1 share memory"),
+    "outputs that cross": ([X[0], X[:, 0]], [], set(), "outputs 0 and 1 share memory"),
+    "input": ([V[:6]], [V[5:]], set(), "the output and the input share memory .* never allows"),
+    "third input": ([V[:6]], [X, X, V], set(), "the output and the input 2 share memory"),
+    "in place where it cannot be": ([X], [X], set(), "never allows"),
+    "another rank's block": ([X[0], X[1]], [X[0]], {(1, 0)}, "only for this rank's own block"),
+}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "allowed", "message"), SHARED.values(), ids=SHARED.keys()
+)
+def test_shared(
+    outputs: list[Any], inputs: list[Any], allowed: set[tuple[int, int]], message: str
+) -> None:
     """Outputs that share memory, and inputs inside outputs, are refused and named."""
     with pytest.raises(ValueError, match=f"^all_gather: .*{message}"):
-        check(outputs, inputs, same)
+        check(outputs, inputs, allowed)
+
+
+# A part of an array, the array, the number of ranks, and which of their parts it is.
+WIDE = np.zeros((6, 8))
+BLOCKS: dict[str, tuple[Any, Any, int, int | None]] = {
+    "first rows": (X[:2], X, 2, 0),
+    "last rows": (X[2:], X, 2, 1),
+    "whole": (X, X, 1, 0),
+    "one element": (V[:1], V[:1], 1, 0),
+    "another shape": (X[2:].ravel(), X, 2, 1),
+    "stacked": (X[3], X, 4, 3),
+    "not along the first dimension": (X[0, :2], X, 12, 0),
+    "strided": (V[6::2], V[::2], 2, 1),
+    "reversed": (V[5::-1], V[::-1], 2, 1),
+    "rows with gaps": (WIDE[2:4, :5], WIDE[:, :5], 3, 1),
+    "one row with gaps": (WIDE[2, :5], WIDE[:, :5], 6, 2),
+    "columns": (WIDE.T[4:], WIDE.T, 2, 1),
+    "of one element each": (V[4:5], V[::2], 6, 2),
+    "shifted": (X.ravel()[1:7], X, 4, None),
+    "shifted within rows with gaps": (WIDE[2:4, 1:6], WIDE[:, :5], 3, None),
+    "before": (V[:3], V[3:], 3, None),
+    "after": (V[9:], V[:9], 3, None),
+    "other strides": (V[:6:2], V[:6], 2, None),
+    "other direction": (V[2::-1], V[:6], 2, None),
+    "too large": (V[:6], V, 3, None),
+    "rows that do not divide": (WIDE[0, :2], WIDE[:, :4], 12, None),
+    "repeated elements": (V[:1], np.broadcast_to(V[:1], 4), 4, None),
+    "empty": (V[:0], V[:0], 2, None),
+}
+
+
+@pytest.mark.parametrize(("part", "array", "p", "number"), BLOCKS.values(), ids=BLOCKS.keys())
+def test_block_number(part: Any, array: Any, p: int, number: int | None) -> None:
+    """A part is found by its memory, whatever its shape; what is beside every part is none."""
+    assert number == arguments.block_number(*arrays(part, array), p)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,18 @@ def all_to_all(make: Make, rank: int, size: int) -> list[np.ndarray]:
     return [x, out]
 
 
+def reduce_scatter_in_place(make: Make, rank: int, size: int) -> list[np.ndarray]:
+    x = filled(make, COUNT * size, rank)
+    dist.reduce_scatter_tensor(x[rank * COUNT : (rank + 1) * COUNT], x)
+    return [x]
+
+
+def all_to_all_in_place(make: Make, rank: int, size: int) -> list[np.ndarray]:
+    x = filled(make, COUNT * size, rank)
+    dist.all_to_all_single(x, x)
+    return [x]
+
+
 def uneven_gather(make: Make, rank: int, size: int) -> list[np.ndarray]:
     x = filled(make, COUNT + rank, rank)
     out = [filled(make, COUNT + r, 99) for r in range(size)] if rank == 1 else None
@@ -133,8 +145,8 @@ def premultiplied(make: Make, rank: int, size: int) -> list[np.ndarray]:
 
 CALLS = [
     all_reduce, largest, broadcast, reduce, all_gather, all_gather_in_place, reduce_scatter,
-    all_to_all, uneven_gather, uneven_scatter, scan, exscan, odd_offset, strided,
-    in_background, premultiplied,
+    reduce_scatter_in_place, all_to_all, all_to_all_in_place, uneven_gather, uneven_scatter,
+    scan, exscan, odd_offset, strided, in_background, premultiplied,
 ]  # fmt: skip
 
 

@@ -75,8 +75,20 @@ def by_name(rank: int, size: int) -> dict[str, Callable[[], object]]:
         "all_to_all_single, strided": lambda: bind(
             dist.all_to_all_single, floats(COUNT), strided()
         ),
+        "all_to_all_single, in place": lambda: exchanged(floats(COUNT)),
+        "reduce_scatter_tensor, in place": lambda: reduced(floats(COUNT), rank, part),
         "all_reduce_coalesced": lambda: bind(dist.all_reduce_coalesced, many(COUNT)),
     }
+
+
+def exchanged(x: np.ndarray) -> Callable[[], object]:
+    """The call that exchanges the parts of an array in place."""
+    return bind(dist.all_to_all_single, x, x)
+
+
+def reduced(x: np.ndarray, rank: int, part: int) -> Callable[[], object]:
+    """The call that reduces into this rank's part of the array."""
+    return bind(dist.reduce_scatter_tensor, x[rank * part : (rank + 1) * part], x)
 
 
 def bind(call: Callable[..., object], *given: object) -> Callable[[], object]:

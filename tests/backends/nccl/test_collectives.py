@@ -220,6 +220,39 @@ def test_gather_and_scatter(job: Any, gpus: Any) -> None:
                 check(moved(r, counts[r], "int16"), found, (root, r))
 
 
+def test_reductions_and_exchanges_in_place(job: Any, gpus: Any) -> None:
+    """The output is a block of the input, or the input: other blocks stay as they are."""
+    p = job.size
+
+    def body(rank: int) -> list[np.ndarray]:
+        whole, many, exchanged = (gpus.array(moved(rank, 3 * p, "float32")) for _ in range(3))
+        blocks = [gpus.array(moved(rank + r, 3, "float32")) for r in range(p)]
+        first = gpus.array(moved(rank, 3 * p, "float32"))
+        dist.reduce_scatter_tensor(whole[3 * rank : 3 * rank + 3], whole)
+        dist.reduce_scatter_tensor(first[:3], first, dist.ReduceOp.AVG)
+        dist.reduce_scatter(blocks[rank], blocks)
+        dist.reduce_scatter_tensor_coalesced([many[:3]], [many])
+        dist.all_to_all_single(exchanged, exchanged)
+        listed = [gpus.array(moved(rank + r, 3, "float32")) for r in range(p)]
+        dist.all_to_all(listed, listed)
+        return [x.get() for x in (whole, first, many, exchanged, *blocks, *listed)]
+
+    given = [moved(r, 3 * p, "float32") for r in range(p)]
+    total, average = oracle.reduced("SUM", given), oracle.reduced("AVG", given)
+    for rank, results in enumerate(job.run(body)):
+        own = slice(3 * rank, 3 * rank + 3)
+        whole, first, many = (given[rank].copy() for _ in range(3))
+        whole[own], first[:3], many[:3] = total[own], average[own], total[own]
+        entries = [moved(rank + r, 3, "float32") for r in range(p)]
+        entries[rank] = oracle.reduced("SUM", [moved(r + rank, 3, "float32") for r in range(p)])
+        expected = [
+            whole, first, many, np.concatenate([x[own] for x in given]), *entries,
+            *(moved(r + rank, 3, "float32") for r in range(p)),
+        ]  # fmt: skip
+        for i, (one, other) in enumerate(zip(expected, results, strict=True)):
+            check(one, other, (rank, i))
+
+
 def test_a_roots_own_block_may_be_its_array(job: Any, gpus: Any) -> None:
     """gather and scatter in place."""
 

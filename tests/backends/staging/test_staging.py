@@ -312,6 +312,23 @@ def test_coalesced(device, job, finish) -> None:
     check(job, body)
 
 
+def test_in_place(device, job, finish) -> None:
+    """The output is this rank's block of the input, or the input."""
+
+    def body(rank, size, dtype):
+        all_given = [given(r, job.size * size, dtype) for r in range(job.size)]
+        own = slice(rank * size, (rank + 1) * size)
+        reduced = device.array(all_given[rank], rank)
+        finish(dist.reduce_scatter_tensor, reduced[own], reduced)
+        exchanged = device.array(all_given[rank], rank)
+        finish(dist.all_to_all_single, exchanged, exchanged)
+        expected = all_given[rank].copy()
+        expected[own] = oracle.reduced("SUM", all_given)[own]
+        return [expected, np.concatenate([x[own] for x in all_given])], [reduced, exchanged]
+
+    check(job, body)
+
+
 def test_strided(device, job, finish) -> None:
     """Strided arrays are packed on the device and unpacked there; gaps stay as they are."""
 
