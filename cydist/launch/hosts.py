@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -62,6 +63,7 @@ class Verdict(NamedTuple):
     code        exit code of every launcher
     text        what the launchers of other hosts print, in whole lines
     restart     whether all hosts start their ranks again
+    ended_by    the signal that the ranks get: SIGTERM, or what a launcher was told to end by
     """
 
     node: int
@@ -69,6 +71,7 @@ class Verdict(NamedTuple):
     code: int
     text: str
     restart: bool = False
+    ended_by: int = signal.SIGTERM
 
 
 class _Connection:
@@ -318,7 +321,8 @@ class HostZero(Launchers):
             case "stopped":
                 where = f"host {node} ({self._names[node]})"
                 text = f"cydistrun: {where} was told to end by {message['signal']}\n"
-                self._end(Verdict(node, None, message["code"], text))
+                number = signal.Signals[message["signal"]]
+                self._end(Verdict(node, None, message["code"], text, ended_by=number))
 
     def _advance(self) -> None:
         now = time.monotonic()

@@ -338,12 +338,12 @@ class Job:
             else:
                 self._enter(JobStage.REPORTED, REPORTED_SECONDS)
                 self._tell_failure(self._hosts)
+        verdict = None if self._hosts is None else self._hosts.verdict
         if self._stage in (JobStage.RUNNING, JobStage.SETTLING, JobStage.REPORTED) and (
-            (self._hosts is not None and self._hosts.verdict is not None)
-            or (self._stage is JobStage.REPORTED and self._over())
+            verdict is not None or (self._stage is JobStage.REPORTED and self._over())
         ):
             self._choose()
-            self._stop(signal.SIGTERM)
+            self._stop(signal.SIGTERM if verdict is None else verdict.ended_by)
         if self._stage is JobStage.STOPPING and self._over():
             late = [worker.rank for worker in self._workers if worker.running]
             self._print(
@@ -396,7 +396,11 @@ class Job:
                 self._choose()
                 self._stop(number)
             elif self._stage is JobStage.STOPPING and number == signal.SIGINT:
-                self._kill()
+                verdict = None if self._hosts is None else self._hosts.verdict
+                if self.stopped_by is None and verdict is not None and verdict.ended_by == number:
+                    self.stopped_by = number  # one Ctrl-C, of which another host told first
+                else:
+                    self._kill()
             elif self._stage is JobStage.SWEEPING and self.stopped_by is None:
                 self._take_stop(number)
 
