@@ -51,7 +51,7 @@ class ListedHost(NamedTuple):
 class LaunchOptions(NamedTuple):
     """The program, its place and its output options, checked and resolved.
 
-    Of a job that --hosts starts:
+    Set for a job that --hosts starts:
 
     hosts       where to start launchers; empty on these hosts
     given       the options as they were given, for the launchers there

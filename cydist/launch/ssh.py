@@ -38,7 +38,7 @@ from cydist.net.secret import new_secret
 from cydist.stores.membership_store import printable
 from cydist.waiting import LONGEST_WAIT, LoopGuard, WaitNotices, duration
 
-# ssh asks nothing, since nobody would see the question, and notices a lost host. It makes no
+# ssh asks nothing, since no user would see the question, and notices a lost host. It makes no
 # connection for later ones, which would outlive the job.
 SSH = (
     "ssh", "-T", "-oBatchMode=yes", "-oServerAliveInterval=5", "-oServerAliveCountMax=3",
@@ -307,7 +307,7 @@ class _Starter:
         out = _Output(consoles[1], self._mark.encode(), on_greeting, on_end)
         errors = _Errors(b"", consoles[2])
         keep = partial(remote.words.add, now=0.0)
-        # `logged`: these pipes are read to their end even if nobody reads this process's output.
+        # `logged`: these pipes are read to their end even if this process's output has no reader.
         self._output.add(OutputStream(remote.out, [], out, consoles[1], logged=True))
         self._output.add(OutputStream(remote.err, [keep], errors, consoles[2], logged=True))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -177,6 +178,24 @@ def test_a_signal_ends_all_hosts(launcher: Launcher, start: HostLaunchers, told:
     found = ends(*hosts)
     assert [code for code, _, _ in found] == [143, 143]
     assert f"host {told} ({HERE}) was told to end by SIGTERM" in found[1 - told][2]
+
+
+def test_ranks_of_all_hosts_get_the_signal(launcher: Launcher, start: HostLaunchers) -> None:
+    """Ctrl-C at one launcher is SIGINT for the ranks of the others too. The first Ctrl-C at another
+    one is the same, and its second one kills."""
+    script = launcher.script("signal.signal(2, lambda *_: ready())", "ready()", "pause()")
+    hosts = [start(node, script, "--shutdown-timeout=inf") for node in range(2)]
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    hosts[0].send_signal(signal.SIGINT)
+    for host in hosts:
+        launcher.wait_ready(host, 1)
+    hosts[1].send_signal(signal.SIGINT)
+    hosts[0].send_signal(signal.SIGINT)
+    assert ends(hosts[0])[0][0] == 130
+    assert hosts[1].poll() is None
+    hosts[1].send_signal(signal.SIGINT)
+    assert ends(hosts[1])[0][0] == 130
 
 
 @pytest.mark.parametrize("node", [0, *more(1)])

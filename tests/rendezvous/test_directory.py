@@ -293,7 +293,7 @@ def told_to_all(change: Callable[[Address], Address]) -> list[Exception]:
         (lambda a: a._replace(lanes=[[("127.0.0.1", 9)]]), "rank 2 on host2 listens on", (2,)),
         (
             lambda a: a._replace(rank=1),
-            "addresses of ranks 0 to 2, and in the place of rank 2's is one of rank 1",
+            "addresses of ranks 0 to 2, and in place of rank 2's is one of rank 1",
             (),
         ),
     ],

@@ -245,7 +245,7 @@ for fails in range(3):      # the next secret, its key, its IV
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_nothing_is_sealed_after_half_a_change_of_keys(tmp_path: Path) -> None:
-    """OpenSSL may have no memory for the next key. With the old one the numbers, which begin anew,
+    """OpenSSL may have no memory for the next key. With the old one the numbers, which begin again,
     would give nonces that it has had."""
     (tmp_path / "shim.c").write_text(SHIM)
     library = str(tmp_path / "shim.so")

@@ -457,8 +457,8 @@ def test_a_changed_byte_ends_the_connection(wire: Callable[..., Wire], place: in
 
 
 def test_of_a_changed_record_nothing_is_delivered(wire: Callable[..., Wire]) -> None:
-    """The records of a long message are opened in its receiver's memory. Of one that was changed
-    nothing remains there, and of later ones nothing comes."""
+    """The records of a long message are opened in its receiver's memory. Nothing remains
+    there of one that was changed, and nothing comes of later ones."""
     passed, place = 0, 2 * (HEADER + OVERHEAD) + 3 * (RECORD + OVERHEAD) + 5000
 
     def change(data: bytes) -> bytes:

@@ -79,7 +79,7 @@ CONTROLS = b"\x1b]0;title\x07\x1b[2J\xff"  # what a terminal obeys, and no text
 @pytest.mark.parametrize(
     "text",
     [b"-", b"-one", b"-1," + b"9" * 5000, b"!", b"!" + CONTROLS],
-    ids=["nobody", "no number", "long number", "no text", "no text for terminals"],
+    ids=["no rank", "no number", "long number", "no text", "no text for terminals"],
 )
 def test_a_forged_failure_only_ends_the_start(text: bytes) -> None:
     """It tells of missing ranks or different backends: a process that can write that can also
@@ -249,19 +249,24 @@ def share(part: MembershipStore, rank: int) -> None:
         link.close()
 
 
-# What stands in place of rank 1's word "4711", that it shares memory as this process.
+def signed_elsewhere(text: str, key: str) -> dict[str, Callable[[MembershipStore], str]]:
+    """Notes that ranks have signed for another meeting, and for another group."""
+    elsewhere = {
+        "of another meeting": part_of(HashStore(), nonce=b"other"),
+        "of another group": part_of(HashStore(), group="h"),
+    }
+    notes = {name: signed(text, shm_setup._purpose(part, key)) for name, part in elsewhere.items()}
+    return {name: lambda _, note=note: note for name, note in notes.items()}
+
+
+# Notes in place of rank 1's word "4711", that it shares memory as this process.
 WORDS: dict[str, Callable[[MembershipStore], str]] = {
     "a process": lambda part: "1",
-    "nobody": lambda part: "no",
+    "no process": lambda part: "no",
     "no word": lambda part: "one",
     "of rank 0": lambda part: signed("4711", shm_setup._purpose(part, "shares/0/0")),
     "all words": lambda part: signed("4711", shm_setup._purpose(part, "shares/0")),
-    "of another meeting": lambda part: signed(
-        "4711", shm_setup._purpose(part_of(HashStore(), nonce=b"other"), "shares/0/1")
-    ),
-    "of another group": lambda part: signed(
-        "4711", shm_setup._purpose(part_of(HashStore(), group="h"), "shares/0/1")
-    ),
+    **signed_elsewhere("4711", "shares/0/1"),
 }
 
 
@@ -279,18 +284,13 @@ def test_no_other_process_is_taken_for_a_peer(kind: str) -> None:
 LISTS: dict[str, Callable[[MembershipStore], str]] = {
     "processes": lambda part: "4711 4712",
     "rank 0's word": lambda part: signed("4711 4712", shm_setup._purpose(part, "shares/0/0")),
-    "of another meeting": lambda part: signed(
-        "4711 4712", shm_setup._purpose(part_of(HashStore(), nonce=b"other"), "shares/0")
-    ),
-    "of another group": lambda part: signed(
-        "4711 4712", shm_setup._purpose(part_of(HashStore(), group="h"), "shares/0")
-    ),
+    **signed_elsewhere("4711 4712", "shares/0"),
 }
 
 
 @pytest.mark.parametrize("kind", LISTS)
 def test_no_other_list_of_peers_is_taken(kind: str) -> None:
-    """What rank 0 makes of all words, which the other ranks read."""
+    """Ranks read the list that rank 0 makes of all words, and no other."""
     part = part_of(HashStore())
     memory = shm_setup._memory(part, 0, [0, 1])
     assert memory is not None

@@ -30,9 +30,10 @@ WAIT = 30
 HERE = "127.0.0.1"
 VISITS = 400  # of the attacker, before the calls and again during them
 SWITCHES = {name for settings in SETTINGS.values() for name in settings}
-PORT = 29511  # MASTER_PORT of cydistrun over hosts, whose networks nobody else uses
+PORT = 29511  # MASTER_PORT of cydistrun over hosts, whose networks no other test uses
 
-# Open MPI has a port of its own in each rank, for other hosts. Who talks to it can stop Open MPI.
+# Open MPI has a port of its own in each rank, for other hosts. A process that
+# talks to it can stop Open MPI.
 WITHOUT_MPIS_PORT = {"OMPI_MCA_btl": "self,sm"}
 
 
@@ -197,7 +198,7 @@ def flooded(launch: Launch, backend: str, settings: str) -> tuple[int, str, list
 
 
 def check_a_flood(launch: Launch, backend: str = "tcp", settings: str = "default") -> None:
-    """With garbage, silence, and proofs of another secret nobody lets him in, and the job goes on
+    """Garbage, silence, and proofs of another secret let him in nowhere, and the job goes on
     with every value right."""
     let_in, said, ends = flooded(launch, backend, settings)
     assert let_in == 0

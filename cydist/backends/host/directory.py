@@ -1,6 +1,6 @@
 """The ranks that share a host, and the addresses of peers, of which a rank asks for most later.
 
-Every rank gives its address and its place to the lowest rank of the group, which compares them and
+Every rank gives its address and its domain to the lowest rank of the group, which compares them and
 writes down what all ranks need: which ranks share a host, which share memory, and the addresses of
 a few ranks, the directories. These alone know all addresses. Every other rank reads those of the
 peers at the distances 1, 2, 4 ... from it, to which most algorithms talk. It asks a directory for
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cydist import config
 from cydist.backends.host.addresses import Address, check_reachable
+from cydist.backends.host.queries import MOST_ANSWER_BYTES
 from cydist.errors import DistError, DistNetworkError, RendezvousError
 from cydist.stores.membership_store import ranks_text
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 MOST_DIRECTORIES = 16
 CHANNEL = b"address"
 CLAIM = struct.Struct("<III")  # source, destination, the rank whose address is wanted
-MOST_ANSWER_BYTES = 8192
 _SEPARATOR = b"\0"  # between addresses, whose lines are text without it
 _SIZES = struct.Struct("<II")  # bytes of the two partitions, which the addresses follow
 
@@ -125,14 +125,14 @@ def first_contacts(rank: int, size: int) -> list[int]:
 
 
 def exchange(
-    store: MembershipStore, rank: int, ranks: Sequence[int], address: bytes, place: bytes
+    store: MembershipStore, rank: int, ranks: Sequence[int], address: bytes, domain: bytes
 ) -> Peers | None:
-    """Give this rank's address and place to the others; return what it has to know of them.
+    """Give this rank's address and domain to the others; return what it has to know of them.
 
     store       a part of the store for this alone
     rank        this process's rank in the group; `ranks` are the members' global ranks
     address     b"": it has none
-    place       equal on ranks that may share memory; b"": this rank will not
+    domain      equal on ranks that may share memory; b"": this rank will not
 
     Returns None on all ranks if one has no address. Raises RendezvousError on all ranks if
     addresses do not fit together, and as MembershipStore.digest.
@@ -155,7 +155,7 @@ def exchange(
         few = (all_addresses[each] for each in directories(size))
         return _SIZES.pack(*map(len, parts)) + b"".join(parts) + _SEPARATOR.join(few)
 
-    told = store.digest("peers", ranks[rank], ranks, address + _SEPARATOR + place, make)
+    told = store.digest("peers", ranks[rank], ranks, address + _SEPARATOR + domain, make)
     if not told:
         return None
     peers = _told(told, size)
@@ -172,7 +172,7 @@ def exchange(
         if missing := sorted(set(range(size)) - peers.known.keys()):
             raise RendezvousError(
                 f"rank {rank} was told the addresses of all ranks but rank {ranks_text(missing)}: "
-                "somebody else writes in the ranks' store"
+                "another process writes in the ranks' store"
             )
     return peers
 
@@ -184,7 +184,7 @@ def decoded(addresses: Sequence[bytes]) -> list[Address]:
     for rank, peer in enumerate(peers):
         if peer.rank != rank:
             raise RendezvousError(
-                f"expected the addresses of ranks 0 to {len(peers) - 1}, and in the place of rank "
+                f"expected the addresses of ranks 0 to {len(peers) - 1}, and in place of rank "
                 f"{rank}'s is one of rank {peer.rank}"
             )
         if len(peer.lanes) != len(peers[0].lanes):

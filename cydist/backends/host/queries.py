@@ -22,7 +22,7 @@ MOST_ANSWER_BYTES = 8192
 
 
 def ask(
-    places: Sequence[SocketAddress],
+    addresses: Sequence[SocketAddress],
     *,
     channel: bytes,
     secret: bytes,
@@ -33,11 +33,11 @@ def ask(
     """Return the answer of the rank that listens at one of these addresses. Raises OSError or
     DistError."""
     refusal: Exception = TimeoutError("no address was queried")
-    for place in places:
+    for address in addresses:
         try:
-            with socket.socket(family_of(place[0]), socket.SOCK_STREAM) as sock:
+            with socket.socket(family_of(address[0]), socket.SOCK_STREAM) as sock:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
-                sock.connect(place)
+                sock.connect(address)
                 handshake = auth.authenticate_client(
                     sock, channel=channel, job=job, claim=claim, secret=secret, deadline=deadline
                 )

@@ -33,7 +33,7 @@ TOKEN_BYTES = SharedMemory.token_bytes
 
 
 def offer(messages: str) -> bytes:
-    """Return this rank's place, which the ranks compare before `share_memory`; b"": it shares
+    """Return this rank's memory domain, which ranks compare before `share_memory`; b"": it shares
     nothing.
 
     messages    transport of its link: "tcp" or "mpi"
@@ -52,7 +52,7 @@ def share_memory(
 ) -> Link:
     """Return `link` itself, or a link with windows for groups whose members all share memory.
 
-    domains     for each rank of the link the lowest rank that offered the same place, or itself
+    domains     for each rank of the link the lowest rank that offered the same domain, or itself
     ranks       their global ranks
     messages    transport of the link: "tcp" or "mpi"
 

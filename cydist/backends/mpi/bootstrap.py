@@ -62,13 +62,13 @@ def reports_of(options: BackendOptions) -> Connections | None:
     return None
 
 
-def domains_of(options: BackendOptions, place: bytes) -> Sequence[int]:
+def domains_of(options: BackendOptions, domain: bytes) -> Sequence[int]:
     """Return for each rank the lowest rank with which it may share memory: the one that offers the
-    same place."""
+    same domain."""
     ranks = options.global_ranks_in_group
     told = options.store.digest(
-        "places", ranks[options.group_rank], ranks, place,
-        lambda places: encode_partition(partition_of(places)),
+        "domains", ranks[options.group_rank], ranks, domain,
+        lambda domains: encode_partition(partition_of(domains)),
     )  # fmt: skip
     return decode_partition(told, len(ranks))
 

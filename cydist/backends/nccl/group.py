@@ -31,6 +31,7 @@ from cydist.backends.nccl.watchdog import WATCHDOG, GroupWatch, InFlight, Stream
 from cydist.backends.nccl.work import StreamWork, new_enqueuer
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
+from cydist.groups.consistency import describe
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, op_and_factor
 from cydist.work import Work
@@ -90,7 +91,7 @@ class NcclGroup(EnqueueMixin):
         self._capturing = False
         self._collected: list[PlannedCall] | None = None  # inside `coalesced`
         self._messages: list[tuple[PlannedCall, StreamWork]] = []
-        self._noted: list[tuple[object, ...]] = []
+        self._noted: list[str] = []
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs still use
         self._blocking_wait = config.NCCL_BLOCKING_WAIT.is_on()
@@ -122,7 +123,7 @@ class NcclGroup(EnqueueMixin):
     ) -> None:
         """Note a call that the next rank must make too, with what `describe` says of it."""
         if self._collected is not None:
-            self._noted.append((*what, op) if op else what)
+            self._noted.append(describe("", what, op, root))
             return
         call.agreed = True
         if self._watch.call_check is not None and not self._capturing:
@@ -154,13 +155,13 @@ class NcclGroup(EnqueueMixin):
                 raise
             items, self._collected = self._collected, None
             messages, self._messages = self._messages, []
-            parts, self._noted = self._noted, []
+            texts, self._noted = self._noted, []
             if messages or items:
                 self.check_usable("a coalesced call")
             if messages:
                 self._start_messages(messages)
             elif self._call is not None and items:
-                self._note(self._call, (" and ".join(" ".join(map(str, part)) for part in parts),))
+                self._note(self._call, (" and".join(texts).removeprefix(" of "),))
                 self._start(items)
 
     # Messages. Strided arrays are packed and unpacked here, in the order of the streams.
