@@ -21,13 +21,11 @@ from cydist.errors import (
     RendezvousError,
     StoreTimeoutError,
 )
-from cydist.rendezvous.signed_notes import signed, verified
 from cydist.stores import MembershipStore, PrefixStore
-from cydist.stores.membership_store import in_process, printable, ranks_text, served_by
+from cydist.stores.membership_store import printable, ranks_text, served_by
 
-# Rank 0 writes one of these: all ranks are here, followed by the signed world size and random name
-# of the check-in; ranks are missing; or the ranks differ, followed by how. The last two need no
-# signature: a process that can write them can also remove a rank's note. Both only end the start.
+# Rank 0 writes one of these: all ranks are here, followed by the world size and the random name of
+# the check-in; ranks are missing; or the ranks do not fit together, followed by why.
 _COMPLETE, _FAILED, _DIFFER = b"+", b"-", b"!"
 
 # When a rank is lost, rank 0 stays this long for ranks that have not come yet: they learn of it
@@ -72,16 +70,17 @@ def check_in(
         raise StaleCheckIn
     ranks_store = MembershipStore(f"{number}", namespace, range(world_size), holder=holder)
     ranks_store.join(rank)
-    # Threads of one process need no secret.
-    purpose = "" if in_process(store) else f"check-in {number} {group_name}"
+    ranks_store.sign(f"check-in {number} {group_name}", rank)
     with ranks_store.report_error(rank, late=True):
         failpoint("rendezvous")
-        place = f"{socket.gethostname()} (process {os.getpid()})"
-        ranks_store.set(f"here/{rank}", f"{place}\n{backend}")
+        word = os.urandom(8).hex() if ranks_store.signs else ""
+        ranks_store.set(f"here/{rank}", f"{word}\n{backend}")
         if rank == 0:
-            _await_all(ranks_store, world_size, deadline, number, purpose)
+            _await_all(ranks_store, world_size, deadline, number)
         else:
-            _await_verdict(ranks_store, rank, world_size, deadline, number, purpose)
+            _await_verdict(ranks_store, rank, world_size, deadline, number)
+            if ranks_store.signs:
+                _check_fresh(ranks_store, rank, word, deadline)
     return ranks_store, rank, world_size
 
 
@@ -99,9 +98,7 @@ def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: floa
         raise StaleCheckIn
 
 
-def _await_all(
-    ranks_store: MembershipStore, world_size: int, deadline: float, number: int, purpose: str
-) -> None:
+def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, number: int) -> None:
     """On rank 0: wait until all ranks are here, and report that, or the missing ranks."""
     all_ranks = [f"here/{rank}" for rank in range(world_size)]
     try:
@@ -114,7 +111,9 @@ def _await_all(
         with contextlib.suppress(DistStoreError):
             PrefixStore.wait(ranks_store, others, LATECOMERS_SECONDS)  # other ranks may be lost too
         raise
-    except AuthenticationError as error:  # the store's connection was tampered with
+    except AuthenticationError as error:
+        if ranks_store.signs:  # a note is forged; otherwise the store's connection is changed
+            ranks_store.set("job", _DIFFER + str(error).encode())
         raise AuthenticationError(f"rendezvous, rank 0: {error}") from None
     except RuntimeError as error:  # of any store: torch's raises it for a timeout
         missing = ranks_store.missing("here", range(world_size))
@@ -123,14 +122,35 @@ def _await_all(
         failed = _failed(ranks_store, missing, world_size, number)
         raise RendezvousError(f"{failed}{_refused(ranks_store)}", ranks=missing) from error
     _apply_verdict(_verdict(ranks_store), world_size, number)
-    asked = [text.partition(b"\n")[2] for text in here]
+    words, _, asked = zip(*(text.partition(b"\n") for text in here), strict=True)
     if wrong := differences(asked, range(world_size), "rendezvous"):
         ranks_store.set("job", _DIFFER + wrong.encode())
         raise RendezvousError(wrong)
     name = os.urandom(16).hex()
+    ranks_store.set("job", _COMPLETE + f"{world_size} {name}".encode())
+    _begin(ranks_store, 0, name)
+    if ranks_store.signs:
+        for rank in range(1, world_size):
+            ranks_store.set(f"fresh/{rank}", words[rank])
+
+
+def _begin(ranks_store: MembershipStore, rank: int, name: str) -> None:
+    """Begin the meeting of this name. What the ranks sign from now on is about it and no other."""
     ranks_store.nonce = name.encode()
-    note = f"{world_size} {name}"
-    ranks_store.set("job", _COMPLETE + (signed(note, purpose) if purpose else note).encode())
+    ranks_store.sign(f"meeting {name}", rank)
+
+
+def _check_fresh(ranks_store: MembershipStore, rank: int, word: str, deadline: float) -> None:
+    """Check that rank 0 has read this rank's note of this start. Otherwise a process that repeats
+    the notes of an earlier start could lead this rank to the ranks of that one."""
+    (found,) = ranks_store.multi_get([f"fresh/{rank}"], max(0.0, deadline - time.monotonic()) + 0.1)
+    if found != word.encode():
+        raise AuthenticationError(
+            f"rendezvous: rank 0 has read another note of rank {rank} in the ranks' store than "
+            f"rank {rank} has written: somebody repeats there what an earlier start wrote, or two "
+            "processes have the same rank. Start the job where only its own ranks can write",
+            ranks=(0,),
+        )
 
 
 def _notice(ranks_store: MembershipStore, world_size: int, seconds: float) -> str:
@@ -156,7 +176,6 @@ def _await_verdict(
     world_size: int,
     deadline: float,
     number: int,
-    purpose: str,
 ) -> None:
     """On other ranks: wait for rank 0's verdict, a moment longer than rank 0 waits for the
     ranks."""
@@ -174,18 +193,14 @@ def _await_verdict(
         missing = ranks_store.missing("here", range(world_size))
         raise _failed(ranks_store, missing, world_size, number) from error
     _apply_verdict(verdict, world_size, number)
-    note = verdict.removeprefix(_COMPLETE)
-    if purpose:
-        note = verified(
-            note, purpose, reader=f"rank {rank}", writer="rank 0", where="the ranks' store"
-        ).encode()
-    size, _, ranks_store.nonce = note.partition(b" ")
+    size, _, name = verdict.removeprefix(_COMPLETE).decode().partition(" ")
     if int(size) != world_size:
         raise RendezvousError(
             f"rendezvous: rank 0 has met {int(size)} ranks, and rank {rank} was told a world of "
             f"{world_size}: tell all ranks the same world_size (WORLD_SIZE)",
             ranks=(0,),
         )
+    _begin(ranks_store, rank, name)
 
 
 def _failed(

@@ -30,15 +30,9 @@ from cydist.net import auth
 from cydist.net.descriptors import make_room
 from cydist.net.interfaces import address_towards, public_address
 from cydist.rendezvous import launcher_env
+from cydist.rendezvous.address_note import Address, signed_address, verified_address
 from cydist.rendezvous.check_in import StaleCheckIn, check_in
 from cydist.rendezvous.launcher_env import check_mpi_agrees, default_backend, launcher
-from cydist.rendezvous.signed_notes import (
-    Address,
-    signed,
-    signed_address,
-    verified,
-    verified_address,
-)
 from cydist.stores import MembershipStore, PrefixStore, Store, TCPStore
 from cydist.stores.membership_store import close_on_error, served_by
 from cydist.stores.store import Timeout
@@ -121,8 +115,8 @@ def rendezvous(
     backend       the backend of the group that all ranks will make
 
     Ranks are assigned if the URL is a multicast address or a file and none is requested. The
-    returned store's own timeout is `timeout`; an explicit store keeps its own. The store's key
-    "job" holds a random name of this meeting, which is equal on all ranks and never reused.
+    returned store's own timeout is `timeout`; an explicit store keeps its own. Its `nonce` is a
+    random name of this meeting, which is equal on all ranks and never reused.
 
     Raises ValueError for contradictory or missing arguments, RendezvousError after `timeout` with
     the missing ranks, or as soon as all have come if they ask for different backends. Raises
@@ -463,7 +457,7 @@ def _by_mpi(call: _InitArguments, MPI: Any) -> Store:
     store = _tcp(call, host, 0, name)
     with close_on_error(store):
         note = signed_address(Address(size, host, store.port, name), purpose, job)
-        parts = (secret or b"", secret is not None, note.encode())
+        parts = (secret or b"", secret is not None, note)
         _tell(call, MPI, others, auth.Secret(_ADDRESS.pack(*parts)))
     return store
 
@@ -599,7 +593,7 @@ def _assign_rank(store: Store, rank: int | None, size: int, call: _InitArguments
     """Assign ranks: processes that requested a rank get it, the others get the remaining ones in
     the order of their arrival.
 
-    Every process computes the same from all requests.
+    Every process computes the same from all requests, of which the first one makes a list.
     """
     with close_on_error(store):
         return _assigned_rank(
@@ -616,26 +610,18 @@ def _assigned_rank(
     number, place = divmod(ticket, size)
     table = MembershipStore(str(number), namespace, range(size), noun="process number")
     table.join(place)
-    purpose = f"seat {call.group_name} {number}"
-    request = f"{-1 if rank is None else rank} {size}"
-    table.set(f"{place}", signed(request, f"{purpose} {place}"))
-
-    def asked_by(other: int) -> tuple[int, int]:
-        """Return the rank, or -1, and the world size that this process asked for."""
-        text = verified(
-            table.get(f"{other}"), f"{purpose} {other}", reader=f"process {place}",
-            writer=f"process {other}", where=where,
-        )  # fmt: skip
-        wanted, their_size = map(int, text.split(" "))
-        return wanted, their_size
-
+    table.sign(f"seats {call.group_name} {number}", place, where)
+    table.set_timeout(call.remaining)
+    # The random word shows this process that the list is of this start.
+    own = f"{-1 if rank is None else rank} {size} {os.urandom(8).hex()}"
     try:
-        table.wait([f"{other}" for other in range(size)], call.remaining)
+        told = table.digest("wanted", place, range(size), own, b"\n".join).decode().split("\n")
     except PeerFailedError as error:
         raise RendezvousError(str(error)) from None  # this process had no rank yet
     except StoreTimeoutError as error:
-        here = [f"{other}" for other in range(size) if table.check([f"{other}"])]
-        wanted = {asked_by(int(other))[0] for other in here}
+        keys = [f"wanted/{other}" for other in range(size)]
+        here = [key for key in keys if table.check([key])]
+        wanted = {_wanted(word.decode())[0] for word in table.multi_get(here)}
         # A process without a requested rank may get any of the remaining ones.
         missing = () if -1 in wanted else tuple(r for r in range(size) if r not in wanted)
         names = f", missing: rank {', '.join(map(str, missing[:16]))}" if missing else ""
@@ -644,10 +630,16 @@ def _assigned_rank(
             "started, the file may be left from an earlier job: remove it",
             ranks=missing,
         ) from error
-    asked = [asked_by(other) for other in range(size)]
+    asked = [_wanted(word) for word in told]
     sizes = {their_size for _, their_size in asked}
     if sizes != {size}:
         raise RendezvousError(f"the processes were given different world sizes: {sorted(sizes)}")
+    if told[place] != own:
+        raise AuthenticationError(
+            f"process number {place} on {socket.gethostname()} found another note of its own in "
+            f"{where} than it wrote: somebody repeats there what an earlier start wrote. Start the "
+            "job where only its own ranks can write"
+        )
     fixed = [wanted for wanted, _ in asked if wanted >= 0]
     twice = sorted({each for each in fixed if fixed.count(each) > 1})
     if twice:
@@ -657,6 +649,12 @@ def _assigned_rank(
     free = [each for each in range(size) if each not in fixed]
     automatic = [other for other, (wanted, _) in enumerate(asked) if wanted < 0]
     return free[automatic.index(place)]
+
+
+def _wanted(word: str) -> tuple[int, int]:
+    """Return the rank, or -1, and the world size for which a process has asked."""
+    wanted, size, _ = word.split(" ")
+    return int(wanted), int(size)
 
 
 def _tcp(

@@ -12,22 +12,36 @@ from typing import Any
 
 from cydist.errors import (
     AuthenticationError,
+    DistError,
     DistStoreError,
     PeerFailedError,
     RendezvousError,
     StoreTimeoutError,
+    UnsupportedError,
 )
+from cydist.net.signed_notes import signed, verified
 from cydist.stores.prefix import PrefixStore
 from cydist.stores.protocol import Op
-from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
+from cydist.stores.store import (
+    Store,
+    Timeout,
+    Value,
+    as_bytes,
+    many,
+    reports_disconnects,
+    store_timeout,
+)
 from cydist.waiting import WaitNotices, duration
 
 _REPORT_SECONDS = 1.0
 _MOST_SHOWN_BYTES = 1 << 16  # of a text that another process wrote
 _TELLING_SECONDS = 1.0
 _RANK_DIGITS = 9  # at most; int() refuses thousands with a ValueError
-_MADE = b"+"  # before what a digest is; other bytes are an error, whose ranks come first
+# Before what a digest is, and before an AuthenticationError. Other bytes are a RendezvousError,
+# whose ranks come first.
+_MADE, _FORGED = b"+", b"!"
 MOST_ASKING = 16  # most ranks that ask about all ranks when a meeting's time is up
+_CLOCKS_DIFFER = 0.05  # seconds by which another library's wait may end early
 _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds between two checks of a waiting rank
 
 
@@ -45,6 +59,9 @@ class MembershipStore(PrefixStore):
     A rank that `join` announced is lost if its process ends without closing the store. In this part
     and its own parts it is also lost if it called `leave`. A wait for a key that exists, or
     appears, is never disturbed.
+
+    After `sign`, values in a store that others can write are signed. Counters are not: only `add`
+    reads them.
     """
 
     def __init__(
@@ -72,6 +89,41 @@ class MembershipStore(PrefixStore):
         self._known = b""
         self._patience: float | None = None
         self._will = b""
+        self._purpose = ""  # of signed values, with the key; "": values are not signed
+        self._reader, self._where = -1, ""  # for messages
+
+    def sign(self, purpose: str, reader: int, where: str = "the ranks' store") -> None:
+        """Sign values from now on, here and in later parts, and take only those that a rank with
+        the job's secret has written for the same purpose under the same key. Without effect in a
+        store in which only such ranks can write.
+
+        reader      this process's number among the members, as it joined
+        where       names the store, for messages
+        """
+        if others_can_write(self):
+            self._purpose, self._reader, self._where = purpose, reader, where
+
+    @property
+    def signs(self) -> bool:
+        """Return whether values are signed."""
+        return bool(self._purpose)
+
+    def _signed(self, key: str, value: Value) -> Value:
+        """Return a value as it is stored under `key`."""
+        if not self._purpose:
+            return value
+        return signed(as_bytes(value), f"{self._purpose} {self.path}{key}")
+
+    def _verified(self, key: str, note: bytes) -> bytes:
+        """Return the value of `key` that is stored as `note`. Raises AuthenticationError if no
+        rank of this meeting has stored it."""
+        if not self._purpose:
+            return note
+        reader = self._members.get(self._reader, self._reader)
+        return verified(
+            note, f"{self._purpose} {self.path}{key}", reader=f"{self._noun} {reader}",
+            what=f"under the key {self.path + key!r}", where=self._where,
+        )  # fmt: skip
 
     def part(
         self, prefix: str, members: Collection[int], what: str, patience: float | None = None
@@ -85,6 +137,7 @@ class MembershipStore(PrefixStore):
         part._what_for = f"{self._what_for}{prefix}/"
         part._patience = patience
         part.nonce = self.nonce
+        part._purpose, part._reader, part._where = self._purpose, self._reader, self._where
         part._members = (
             self._members  # of all; `renumber` replaces it
             if len(members) == len(self._members)
@@ -169,10 +222,21 @@ class MembershipStore(PrefixStore):
         Raises PeerFailedError when a member is lost before, StoreTimeoutError after the timeout.
         """
         timeout = self._patience if timeout is None else timeout
-        if self._root is None:
-            super().wait(keys, timeout)
-        else:
+        if self._root is not None:
             self._awaited(self._root, keys, timeout)
+            return
+        limit = self.timeout.total_seconds() if timeout is None else duration(timeout)
+        began = time.monotonic()
+        below, path = _below(self)
+        named = [path + key for key in many(keys)]
+        try:
+            below.wait(named, timedelta(seconds=limit))
+        except DistError:
+            raise
+        except RuntimeError as error:  # of another library's store
+            if time.monotonic() - began < limit - _CLOCKS_DIFFER:
+                raise DistStoreError(f"{self._what}: the store failed: {error}") from error
+            raise store_timeout(self._what, limit, [key.encode() for key in named]) from error
 
     def _awaited(
         self, root: Store, keys: Sequence[str], timeout: Timeout | None, patience: float = 0.0
@@ -201,9 +265,12 @@ class MembershipStore(PrefixStore):
         patience    as Store.watch's
         """
         if self._root is not None:
-            return self._awaited(self._root, keys, timeout, patience)
-        self.wait(keys, timeout)
-        return super().multi_get(keys)
+            found = self._awaited(self._root, keys, timeout, patience)
+        else:
+            self.wait(keys, timeout)
+            below, path = _below(self)
+            found = [bytes(value) for value in below.multi_get([path + key for key in keys])]
+        return [self._verified(key, note) for key, note in zip(keys, found, strict=True)]
 
     def awaited(
         self, keys: Sequence[str], deadline: float, notice: Callable[[float], str]
@@ -268,18 +335,22 @@ class MembershipStore(PrefixStore):
         meanwhile   as `meet`'s
 
         Raises on all ranks the RendezvousError that `make` raises, or another one that a rank
-        declared (`refuse`), or one with the text of `make`'s AuthenticationError. Raises
-        StoreTimeoutError that names the missing ranks, and PeerFailedError as `wait`.
+        declared (`refuse`), or the AuthenticationError about a word that no rank has stored
+        (`sign`). Raises StoreTimeoutError that names the missing ranks, PeerFailedError as `wait`,
+        and AuthenticationError if the first rank has not stored the answer.
         """
         self.set(f"{topic}/{rank}", word)
         answer = f"{topic}/all"
         try:
             if rank == ranks[0]:
-                words = self._awaited_by([f"{topic}/{each}" for each in ranks], meanwhile)
                 try:
+                    words = self._awaited_by([f"{topic}/{each}" for each in ranks], meanwhile)
                     made = _MADE + make(words)
                 except (RendezvousError, AuthenticationError) as error:
-                    self.refuse(topic, error)
+                    # Where nothing is signed, it is the connection to the store that cannot be
+                    # trusted.
+                    if self.signs or isinstance(error, RendezvousError):
+                        self.refuse(topic, error)
                     raise
                 self.set(answer, made)
             else:
@@ -296,14 +367,17 @@ class MembershipStore(PrefixStore):
             ) from error
         if made[:1] == _MADE:
             return made[1:]
+        if made[:1] == _FORGED:
+            raise AuthenticationError(printable(made[1:]))
         concerned, _, text = printable(made).partition("\n")
         raise RendezvousError(text, ranks=_ranks_in(concerned))
 
     def refuse(self, topic: str, error: RendezvousError | AuthenticationError) -> None:
-        """Let `meet` and `digest` raise a RendezvousError with this text on all ranks that come for
-        this topic."""
-        concerned = ",".join(map(str, error.ranks))
-        self.set(f"{topic}/all", f"{concerned}\n{error}".encode())
+        """Let `meet` and `digest` raise this error on all ranks that come for this topic."""
+        text = f"{','.join(map(str, error.ranks))}\n{error}".encode()
+        if isinstance(error, AuthenticationError):
+            text = _FORGED + str(error).encode()
+        self.set(f"{topic}/all", text)
 
     def missing(self, topic: str, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return those of `ranks` that have not come for this topic. Some of the ranks that want to
@@ -355,23 +429,58 @@ class MembershipStore(PrefixStore):
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self.multi_get(keys, max(0.0, deadline - time.monotonic()))
 
+    def queue_push(self, key: str, value: Value) -> None:
+        """Put `value` at the end of the queue `key`."""
+        below, path = _below(self)
+        below.queue_push(path + key, self._signed(key, value))
+
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Remove and return the first value of the queue `key`, waiting as long as `get` does."""
         below, path = _below(self)
         # Another library's store, or one with its own methods, may wait for any time.
         if not isinstance(below, Store) or type(below)._request is Store._request:
-            return super().queue_pop(key, block)
-        return below._call(Op.QUEUE_POP, [path + key], block=block, timeout=self.timeout)[0]
+            found = bytes(below.queue_pop(path + key, block))
+        else:
+            found = below._call(Op.QUEUE_POP, [path + key], block=block, timeout=self.timeout)[0]
+        return self._verified(key, found)
 
     def set(self, key: str, value: Value) -> None:
         """Set the value of `key`. Raises PeerFailedError if the store went with its rank."""
+        below, path = _below(self)
         with served_by(self.holder, self._what):
-            super().set(key, value)
+            below.set(path + key, self._signed(key, value))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Set each key to the value at the same index. Raises as `set` does."""
+        below, path = _below(self)
+        named = [path + key for key in many(keys)]
+        if len(keys) == len(values):  # otherwise the store refuses them
+            values = [self._signed(*pair) for pair in zip(keys, values, strict=True)]
         with served_by(self.holder, self._what):
-            super().multi_set(keys, values)
+            below.multi_set(named, values)
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """Set `key` to `desired_value` if its value is `expected_value`; return the value
+        afterwards."""
+        below, path = _below(self)
+        # Equal values have equal signatures. No value is expected as an empty one.
+        expected = self._signed(key, expected_value) if as_bytes(expected_value) else b""
+        found = bytes(below.compare_set(path + key, expected, self._signed(key, desired_value)))
+        return self._verified(key, found) if found else found
+
+    def append(self, key: str, value: Value) -> None:
+        """Add `value` to the end of `key`'s value. Raises UnsupportedError where values are
+        signed: as a whole."""
+        if self.signs:
+            raise UnsupportedError(
+                f"append to {key!r}: values in {self._where} are signed as a whole, since others "
+                "can write there; set a key for each rank"
+            )
+        super().append(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Return whether append, multi_get and multi_set exist."""
+        return not self.signs and super().has_extended_api()
 
     def _check(self, news: bytes) -> None:
         ours, said = self._what_for.encode(errors="backslashreplace"), {}
@@ -439,9 +548,10 @@ def release(store: Any) -> None:
     root.release()
 
 
-def in_process(store: Any) -> bool:
-    """Return whether only threads of this process can reach the store below."""
-    return bool(getattr(_below(store)[0], "in_process", False))
+def others_can_write(store: Any) -> bool:
+    """Return whether processes that do not know the job's secret may write in the store below."""
+    below = _below(store)[0]
+    return not any(getattr(below, name, False) for name in ("in_process", "authenticated"))
 
 
 @contextlib.contextmanager

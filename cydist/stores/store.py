@@ -192,6 +192,9 @@ class Store:
     # at once; in any other they wait until the timeout.
 
     in_process = False  # whether only threads of one process can reach it
+    # Whether only processes that know the job's secret can write in it, and nobody can change that
+    # on its way. What ranks write in any other store is signed (MembershipStore.sign).
+    authenticated = False
 
     def reports_disconnects(self) -> bool:
         """Return whether the store notices the end of a process that uses it.

@@ -95,6 +95,8 @@ class TCPStore(Store):
 
     __module__ = "cydist"
 
+    authenticated = True
+
     def __init__(
         self,
         host_name: str,

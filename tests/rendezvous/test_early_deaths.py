@@ -197,7 +197,9 @@ def test_death_without_a_rank_is_told(ranks: Ranks) -> None:
     except RendezvousError:
         pytest.skip(f"no route to {group}")
     here = "import cydist.rendezvous.multicast; cydist.rendezvous.multicast.HOPS = 0\n"
-    die = CHECKING_IN.replace("['here/0', 'here/1']", "[str(i) for i in range(3) if i != rank]")
+    die = CHECKING_IN.replace(
+        "['here/0', 'here/1']", "[f'wanted/{i}' for i in range(3) if i != rank]"
+    )
     die = die.replace("dist._native.arm_failpoint('rendezvous:kill')", KILL)
     how = f"'tcp://{group}:{free_port()}', world_size=3"
     others = [ranks.start(how, here) for _ in range(2)]

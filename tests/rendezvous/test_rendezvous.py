@@ -195,7 +195,7 @@ def test_explicit_store_serves_twice(master: TCPStore) -> None:
     for store, _, _ in second:  # type: ignore[misc]
         assert not store.check(["from/0"])
     check_met(second)
-    assert first[0][0].get("job") != second[0][0].get("job")  # type: ignore[index]
+    assert first[0][0].nonce != second[0][0].nonce  # type: ignore[index]
 
 
 @pytest.mark.parametrize("here", [[0, 3], [1, 2]], ids=["with rank 0", "without rank 0"])

@@ -18,7 +18,7 @@ from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
 from cydist.errors import AuthenticationError, RendezvousError
 from cydist.net import auth
 from cydist.rendezvous import handlers, launcher_env
-from cydist.rendezvous.signed_notes import Address, signed_address
+from cydist.rendezvous.address_note import Address, signed_address
 from cydist.stores import FileStore, HashStore, Store, TCPStore
 from cydist.stores.membership_store import release
 
@@ -48,7 +48,9 @@ def met(shared_store: Store, rank: int, size: int = 2, timeout: float = WAIT) ->
     )
 
 
-def note(port: int, size: int = 2, purpose: str = "torch ", job: str = "", host: str = HOST) -> str:
+def note(
+    port: int, size: int = 2, purpose: str = "torch ", job: str = "", host: str = HOST
+) -> bytes:
     """What a rank 0 of this secret writes, or has written at an earlier start."""
     return signed_address(Address(size, host, port, "0a0b0c0d"), purpose, job)
 
@@ -170,8 +172,10 @@ def forged() -> dict[str, Callable[[int], str]]:
         "other secret": of_another_secret,
         "other job": lambda port: note(port, job="torchrun another"),
         "other purpose": lambda port: note(port, purpose="torch another group"),
-        "other address": lambda port: note(port, host="127.0.0.9").replace("127.0.0.9", HOST),
-        "other world size": lambda port: note(port, size=3).replace("3 ", "2 ", 1),
+        "other address": lambda port: note(port, host="127.0.0.9").replace(
+            b"127.0.0.9", HOST.encode()
+        ),
+        "other world size": lambda port: note(port, size=3).replace(b"3 ", b"2 ", 1),
         "cut": lambda port: note(port)[:-1],
         "empty": lambda port: "",
         "no text": lambda port: "\N{SNOWMAN} \N{SNOWMAN}",

@@ -1,5 +1,6 @@
 """What a process without the secret writes where the ranks meet: it ends a start, in words.
 
+tests/security/test_forged_start.py goes through all keys of a start, and
 tests/rendezvous/test_shared_store.py has the address in another library's store.
 """
 
@@ -18,11 +19,19 @@ from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
 
 from cydist import _native
 from cydist.backends.host import shm_setup
-from cydist.errors import AuthenticationError, PeerFailedError, RendezvousError
+from cydist.errors import (
+    AuthenticationError,
+    DistStoreError,
+    PeerFailedError,
+    RendezvousError,
+    StoreTimeoutError,
+    UnsupportedError,
+)
 from cydist.net import auth
+from cydist.net.signed_notes import signed
 from cydist.rendezvous import handlers, multicast
+from cydist.rendezvous.address_note import Address, signed_address
 from cydist.rendezvous.check_in import check_in
-from cydist.rendezvous.signed_notes import Address, signed, signed_address
 from cydist.stores import FileStore, HashStore, MembershipStore, Store, TCPStore
 
 
@@ -54,8 +63,9 @@ VERDICTS = {
     "unsigned": lambda seen: b"+2 " + NAME,
     "other name": lambda seen: seen[:3] + NAME + seen[35:],
     "other world size": lambda seen: seen.replace(b"+2 ", b"+3 "),
-    "other meeting": lambda seen: b"+" + signed(f"2 {NAME.decode()}", "check-in 2 ").encode(),
-    "other group": lambda seen: b"+" + signed(f"2 {NAME.decode()}", "check-in 1 b").encode(),
+    "other meeting": lambda seen: signed(b"+2 " + NAME, "check-in 2  cydist//2/job"),
+    "other group": lambda seen: signed(b"+2 " + NAME, "check-in 1 b cydist/b/1/job"),
+    "other key": lambda seen: signed(b"+2 " + NAME, "check-in 1  cydist//1/here/0"),
     "cut": lambda seen: seen[:-1],
     "only its mark": lambda seen: b"+",
     "empty": lambda seen: b"",
@@ -70,7 +80,7 @@ def test_a_forged_verdict_is_refused(kind: str) -> None:
     first, second = meet(None, [0, 1], store=store)
     assert isinstance(first, tuple)
     assert isinstance(second, AuthenticationError)
-    assert all(part in str(second) for part in ("rank 1", "rank 0", "secret"))
+    assert all(part in str(second) for part in ("rank 1", "'cydist//1/job'", "secret"))
 
 
 CONTROLS = b"\x1b]0;title\x07\x1b[2J\xff"  # what a terminal obeys, and no text
@@ -81,11 +91,10 @@ CONTROLS = b"\x1b]0;title\x07\x1b[2J\xff"  # what a terminal obeys, and no text
     [b"-", b"-one", b"-1," + b"9" * 5000, b"!", b"!" + CONTROLS],
     ids=["no rank", "no number", "long number", "no text", "no text for terminals"],
 )
-def test_a_forged_failure_only_ends_the_start(text: bytes) -> None:
-    """It tells of missing ranks or different backends: a process that can write that can also
-    remove a rank's note. The terminal that shows it obeys none of it."""
+def test_a_forged_failure_is_refused(text: bytes) -> None:
+    """That ranks are missing, or ask for different backends."""
     _, second = meet(None, [0, 1], store=ForeignStore("job", lambda seen: text))
-    assert isinstance(second, RendezvousError)
+    assert isinstance(second, AuthenticationError)
     assert "\x1b" not in str(second)
 
 
@@ -94,8 +103,8 @@ def test_a_forged_failure_only_ends_the_start(text: bytes) -> None:
     [CONTROLS, b"x" * 1_000_000, b"9" * 5000 + b"\nwrong"],
     ids=["for terminals", "long", "long number"],
 )
-def test_a_forged_judgement_only_ends_the_making_of_a_group(text: bytes) -> None:
-    """What the first of its ranks has found, in a store of another library."""
+def test_a_judgement_is_shown_without_control(text: bytes) -> None:
+    """What the first of its ranks has found."""
     store = HashStore()
     store.set("group/asks/all", text)
     with pytest.raises(RendezvousError) as caught:
@@ -104,7 +113,7 @@ def test_a_forged_judgement_only_ends_the_making_of_a_group(text: bytes) -> None
     assert len(str(caught.value)) < 100_000
 
 
-def test_a_forged_list_of_missing_ranks_only_changes_the_message() -> None:
+def test_a_list_of_missing_ranks_may_be_anything() -> None:
     """What the ranks that ask for all tell the others."""
     part = MembershipStore("group", HashStore(), [0, 1])
     part.set("asks/asking", b"1000")
@@ -123,16 +132,24 @@ def test_forged_lines_about_lost_ranks_are_shown_without_control() -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_a_repeated_verdict_leaves_its_rank_alone(secret: bytes) -> None:
-    """The signed word of an earlier start names that start, and no connection is made by it."""
+def test_a_repeated_verdict_is_refused() -> None:
+    """The signed word of an earlier start names that start, and what follows is of this one."""
     recorded = ForeignStore("job", lambda seen: seen)
     check_met(meet(None, [0, 1], store=recorded))
     first, second = meet(None, [0, 1], store=ForeignStore("job", lambda seen: recorded.seen))
     assert isinstance(first, tuple)
-    assert isinstance(second, tuple)
-    assert first[0].nonce != second[0].nonce  # type: ignore[attr-defined]
-    names = [outcome[0].part("0", [0, 1], "").nonce for outcome in (first, second)]  # type: ignore
-    assert names == [first[0].nonce, second[0].nonce]  # type: ignore[attr-defined]
+    assert isinstance(second, AuthenticationError)
+    assert "rank 1 " in str(second)
+
+
+def test_a_forged_note_of_a_rank_is_told_to_the_others() -> None:
+    """Rank 0 reads them, and the others do not wait for it."""
+    store = ForeignStore("here/2", lambda seen: b"")
+    first, second, _ = meet(None, [0, 1, 2], store=store)
+    assert isinstance(first, AuthenticationError)
+    assert isinstance(second, RendezvousError)
+    for error in (first, second):
+        assert all(part in str(error) for part in ("rank 0", "'cydist//1/here/2'", "secret"))
 
 
 def test_ranks_that_were_told_different_sizes_say_so() -> None:
@@ -149,28 +166,73 @@ def test_ranks_that_were_told_different_sizes_say_so() -> None:
     assert "has met 2 ranks, and rank 1 was told a world of 3" in str(second)
 
 
-SEATS = {
-    "unsigned": "0 2",
-    "no numbers": "one two",
-    "empty": "",
-    "other place": lambda: signed("0 2", "seat  0 1"),
-    "other meeting": lambda: signed("0 2", "seat  1 0"),
-    "other group": lambda: signed("0 2", "seat b 0 0"),
-}
+def seat(text: str, number: int = 0, key: str = "1", group: str = "") -> bytes:
+    """A note that a process with the secret has signed, where ranks are given out."""
+    return signed(text, f"seats {group} {number} cydist/{group}/seats/{number}/wanted/{key}")
 
 
-@pytest.mark.parametrize("kind", SEATS)
-def test_a_forged_seat_is_refused(kind: str, tmp_path: Path) -> None:
-    """The rank that another process asked for in a file."""
-    path, text = tmp_path / "meeting", SEATS[kind]
-    store = FileStore(str(path), 2, WAIT)
+def unsigned(key: str) -> dict[str, bytes]:
+    """Notes that no process has signed for this key and this start."""
+    return {
+        "unsigned": b"0 2 00",
+        "no numbers": b"one two three",
+        "empty": b"",
+        "other place": seat("0 2 00", key="7"),
+        "other meeting": seat("0 2 00", number=1, key=key),
+        "other group": seat("0 2 00", group="b", key=key),
+    }
+
+
+def given_a_rank(path: Path, notes: dict[str, bytes]) -> Any:
+    """What is told to a process that joins in a file in which somebody has written, under the keys
+    of the first meeting there."""
+    store = FileStore(str(path), 3, WAIT)
     try:
-        assert store.add("cydist//seats/tickets", 1) == 1
-        store.set("cydist//seats/0/0", text() if callable(text) else text)
-        with pytest.raises(AuthenticationError, match=r"process 1 .*process 0 in file://.*secret"):
-            handlers.rendezvous(f"file://{path}", world_size=2, timeout=WAIT)
+        for key, note in notes.items():
+            store.set(f"cydist//seats/{key}", note)
+        return handlers.rendezvous(f"file://{path}", world_size=2, timeout=WAIT)
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("kind", unsigned("1"))
+def test_a_forged_seat_is_refused(kind: str, tmp_path: Path) -> None:
+    """The rank that another process asked for in a file, which the first process reads."""
+    with pytest.raises(AuthenticationError, match=r"number 0 .*wanted/1' in file://.*secret"):
+        given_a_rank(tmp_path / "meeting", {"0/wanted/1": unsigned("1")[kind]})
+
+
+@pytest.mark.parametrize("kind", unsigned("all"))
+def test_a_forged_list_of_seats_is_refused(kind: str, tmp_path: Path) -> None:
+    """Which the first process makes, and the others read."""
+    notes = {"tickets": b"1", "0/wanted/all": unsigned("all")[kind]}
+    with pytest.raises(AuthenticationError, match=r"number 1 .*wanted/all' in file://.*secret"):
+        given_a_rank(tmp_path / "meeting", notes)
+
+
+def test_seats_of_an_earlier_start_are_refused(tmp_path: Path) -> None:
+    """Another job of the same user has signed them, in another file: by them a process would take
+    a rank that it was not given here."""
+    notes = {"tickets": b"1", "0/wanted/all": seat("+1 2 00\n-1 2 00", key="all")}
+    with pytest.raises(AuthenticationError, match=r"number 1 .*in file://.*earlier start"):
+        given_a_rank(tmp_path / "meeting", notes)
+
+
+def test_an_old_note_of_a_seat_only_ends_the_start(tmp_path: Path) -> None:
+    """It is repeated to the first process in place of the second one's: that finds it in the list,
+    and the first one misses it."""
+    path, old = tmp_path / "meeting", seat("1 2 00")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def write(self: FileStore, key: str, value: Any, write: Any = FileStore.set) -> None:
+            write(self, key, old if key.endswith("seats/0/wanted/1") else value)
+
+        patch.setattr(FileStore, "set", write)
+        ended = meet(f"file://{path}", [-1, -1], timeout=2)
+    assert sorted(type(each).__name__ for each in ended) == [
+        "AuthenticationError", "RendezvousError",
+    ]  # fmt: skip
+    assert any("earlier start" in str(each) for each in ended)
 
 
 def test_an_old_announcement_leads_to_no_other_store() -> None:
@@ -210,33 +272,35 @@ def test_an_old_announcement_leads_to_no_other_store() -> None:
 # Who shares memory, on one host
 
 
-def part_of(store: Store, group: str = "g", nonce: bytes = b"meeting") -> MembershipStore:
-    """A group's part of a store, after the check-in."""
+def part_of(
+    store: Store, group: str = "g", name: str = "meeting", rank: int = 1
+) -> MembershipStore:
+    """A group's part of a store, after the check-in of a rank."""
     part = MembershipStore(group, store, [0, 1])
-    part.nonce = nonce
+    part.sign(name, rank)
     return part
 
 
-MEMORIES: dict[str, Callable[[Store, bytes], MembershipStore]] = {
-    "another meeting": lambda store, note: part_of(store, nonce=b"another meeting"),
-    "another group": lambda store, note: part_of(store, group="h"),
-    "another process": lambda store, note: part_of(store),
+MEMORIES: dict[str, Callable[[Store], MembershipStore]] = {
+    "another meeting": lambda store: part_of(store, name="another meeting"),
+    "another group": lambda store: part_of(store, group="h"),
+    "another process": part_of,
 }
 
 
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_memory_of_another_job_is_not_mapped_for_a_forged_note(kind: str) -> None:
     """Somebody copies the word of a job's rank 0, which has its token, into another job's place."""
-    store = HashStore()
-    memory = shm_setup._memory(part_of(store), 0, [0, 1])
+    store = ForeignStore()
+    memory = shm_setup._memory(part_of(store, rank=0), 0, [0, 1])
     assert memory is not None
     note = store.get("g/memory/0")
     assert shm_setup._memory(part_of(store), 1, [0, 1]) is not None
-    forged = MEMORIES[kind](store, note)
+    forged = MEMORIES[kind](store)
     if kind == "another process":
         note = note.replace(b"%d" % memory.fd, b"0", 1)
-    forged.set("memory/0", note)
-    with pytest.raises(AuthenticationError, match=r"rank 1 .*rank 0 in the ranks' store"):
+    store.set(f"{forged.path}memory/0", note)
+    with pytest.raises(AuthenticationError, match=r"rank 1 .*memory/0' in the ranks' store"):
         shm_setup._memory(forged, 1, [0, 1])
 
 
@@ -249,54 +313,119 @@ def share(part: MembershipStore, rank: int) -> None:
         link.close()
 
 
-def signed_elsewhere(text: str, key: str) -> dict[str, Callable[[MembershipStore], str]]:
-    """Notes that ranks have signed for another meeting, and for another group."""
-    elsewhere = {
-        "of another meeting": part_of(HashStore(), nonce=b"other"),
-        "of another group": part_of(HashStore(), group="h"),
+def notes_in_place_of(text: str, key: str) -> dict[str, bytes]:
+    """Notes that are not signed, and those that ranks have signed for another meeting, another
+    group, and other keys."""
+    return {
+        "no text": b"",
+        "unsigned": text.encode(),
+        "of another meeting": signed(text, f"other g/{key}"),
+        "of another group": signed(text, f"meeting h/{key}"),
+        "of rank 0": signed(text, "meeting g/shares/0/0"),
+        "of no rank": signed(text, "meeting g/shares/0"),
     }
-    notes = {name: signed(text, shm_setup._purpose(part, key)) for name, part in elsewhere.items()}
-    return {name: lambda _, note=note: note for name, note in notes.items()}
 
 
-# Notes in place of rank 1's word "4711", that it shares memory as this process.
-WORDS: dict[str, Callable[[MembershipStore], str]] = {
-    "a process": lambda part: "1",
-    "no process": lambda part: "no",
-    "no word": lambda part: "one",
-    "of rank 0": lambda part: signed("4711", shm_setup._purpose(part, "shares/0/0")),
-    "all words": lambda part: signed("4711", shm_setup._purpose(part, "shares/0")),
-    **signed_elsewhere("4711", "shares/0/1"),
-}
-
-
-@pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.parametrize("kind", notes_in_place_of("", ""))
 def test_no_other_process_is_taken_for_a_peer(kind: str) -> None:
     """Ranks read and write the memory of the processes that they take for their peers."""
-    part = part_of(HashStore(WAIT))
-    part.set("shares/0/1", WORDS[kind](part))
-    with pytest.raises(AuthenticationError, match=r"rank 0 .*rank 1 in the ranks' store"):
-        share(part, 0)
-    with pytest.raises(RendezvousError, match=r"rank 0 .*rank 1 in the ranks' store"):
-        share(part, 1)  # which is told, and does not wait
+    forged = notes_in_place_of("4711", "shares/0/1")[kind]
+    store = ForeignStore("shares/0/1", lambda seen: forged)
+    store.set("g/shares/0/1", b"")
+    with pytest.raises(AuthenticationError, match=r"rank 0 .*shares/0/1' in the ranks' store"):
+        share(part_of(store, rank=0), 0)
+    with pytest.raises(AuthenticationError, match=r"rank 0 .*shares/0/1' in the ranks' store"):
+        share(part_of(store), 1)  # which is told, and does not wait
 
 
-LISTS: dict[str, Callable[[MembershipStore], str]] = {
-    "processes": lambda part: "4711 4712",
-    "rank 0's word": lambda part: signed("4711 4712", shm_setup._purpose(part, "shares/0/0")),
-    **signed_elsewhere("4711 4712", "shares/0"),
-}
-
-
-@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("kind", notes_in_place_of("", ""))
 def test_no_other_list_of_peers_is_taken(kind: str) -> None:
     """Ranks read the list that rank 0 makes of all words, and no other."""
-    part = part_of(HashStore())
-    memory = shm_setup._memory(part, 0, [0, 1])
+    store = ForeignStore()
+    memory = shm_setup._memory(part_of(store, rank=0), 0, [0, 1])
     assert memory is not None
-    part.set("shares/0/all", f"+{LISTS[kind](part)}")
-    with pytest.raises(AuthenticationError, match=r"rank 1 .*rank 0 in the ranks' store"):
-        share(part, 1)
+    store.set("g/shares/0/all", notes_in_place_of("+4711 4712", "shares/0/all")[kind])
+    with pytest.raises(AuthenticationError, match=r"rank 1 .*shares/0/all' in the ranks' store"):
+        share(part_of(store), 1)
+
+
+# Every kind of value of a part that signs
+
+
+def test_a_part_that_signs_is_a_store_still() -> None:
+    """For backends of others, and torch's, which meet in it."""
+    store = ForeignStore()
+    here, there = part_of(store, rank=0), part_of(store)
+    here.multi_set(["a", "b"], ["1", b"2"])
+    assert there.multi_get(["a", "b"]) == [b"1", b"2"]
+    assert here.compare_set("new", "", "first") == b"first"
+    assert there.compare_set("new", "", "second") == b"first"
+    assert there.compare_set("new", "first", "second") == b"second"
+    assert there.compare_set("none", "other", "second") == b"other"
+    here.queue_push("queue", "v")
+    assert there.queue_pop("queue") == b"v"
+    assert [here.add("count", 2), there.add("count", 0)] == [2, 2]
+    with pytest.raises(ValueError, match="2 keys but 1 values"):
+        here.multi_set(["a", "b"], ["1"])
+    assert not here.has_extended_api()
+    with pytest.raises(UnsupportedError, match="signed as a whole"):
+        here.append("a", "more")
+    below = here.part("sub", [0, 1], "", None)
+    below.set("a", "deeper")
+    assert there.part("sub", [0, 1], "").clone().get("a") == b"deeper"
+
+
+@pytest.mark.parametrize("how", ["compare_set", "queue_pop", "get"])
+def test_no_kind_of_value_is_taken_unsigned(how: str) -> None:
+    """Somebody else has written it."""
+    store = ForeignStore()
+    store.set("g/key", "value")
+    store.queue_push("g/key", "value")
+    part = part_of(store)
+    calls: dict[str, Callable[[], bytes]] = {
+        "compare_set": lambda: part.compare_set("key", "other", "new"),
+        "queue_pop": lambda: part.queue_pop("key"),
+        "get": lambda: part.get("key"),
+    }
+    with pytest.raises(AuthenticationError, match=r"rank 1 .*'g/key'"):
+        calls[how]()
+
+
+def test_values_are_not_signed_where_nobody_else_can_write() -> None:
+    """In the memory of one process, and in a store whose clients prove to know the secret."""
+    served = TCPStore(HOST, 0, None, True, WAIT, wait_for_workers=False)
+    for store in (HashStore(), served):
+        assert not part_of(store).signs
+    assert part_of(ForeignStore()).signs
+    served.close()
+
+
+class TheirStore:
+    """A store of another library, whose waits end in its own errors."""
+
+    def __init__(self, error: str, below: HashStore) -> None:
+        self._error, self._below = error, below
+
+    def wait(self, keys: Any, timeout: Any) -> None:
+        try:
+            self._below.wait(keys, 0 if self._error == "Broken pipe" else timeout)
+        except StoreTimeoutError:
+            raise RuntimeError(self._error) from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._below, name)
+
+
+def test_another_librarys_timeout_names_who_is_missing() -> None:
+    """As that of cydist's stores does. An error before it is another one."""
+    part = MembershipStore("g", TheirStore("Socket Timeout", HashStore()), [0, 1])
+    part.set_timeout(0.1)
+    with pytest.raises(StoreTimeoutError, match="rank 1 did not come"):
+        part.digest("peers", 0, [0, 1], b"", b"".join)
+    broken = MembershipStore("g", TheirStore("Broken pipe", HashStore()), [0, 1])
+    with pytest.raises(DistStoreError, match="the store failed: Broken pipe") as caught:
+        broken.get("key")
+    assert not isinstance(caught.value, StoreTimeoutError)
 
 
 class Comm:
@@ -321,12 +450,12 @@ def test_a_forged_address_over_mpi_is_refused(kind: str) -> None:
         "another" if kind == "other job" else "",
     )
     if kind == "unsigned":
-        note = f"2 {HOST} 1 0a0b0c0d"
+        note = f"2 {HOST} 1 0a0b0c0d".encode()
     elif kind == "cut":
         note = note[:-1]
     messages = [
         handlers._OFFER.pack(False, 0, bytes(16), b""),
-        handlers._ADDRESS.pack(b"", False, note.encode()),
+        handlers._ADDRESS.pack(b"", False, note),
     ]
     MPI = SimpleNamespace(COMM_WORLD=Comm(messages), ANY_SOURCE=-1, BYTE=None)
     call = handlers._InitArguments(None, 1, 2, "", float("inf"), handlers.ExitStack())

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cydist.rendezvous import handlers, launcher_env, multicast
-from cydist.stores import Store
+from cydist.stores import MembershipStore
 
 HOST = "127.0.0.1"
 WAIT = 30
-Outcome = tuple[Store, int, int] | Exception
+Outcome = tuple[MembershipStore, int, int] | Exception
 
 VARIABLES = {name for each in launcher_env.LAUNCHERS for name in each.rank + each.size + each.job}
 VARIABLES |= {name for each in launcher_env.LAUNCHERS for name in each.local_rank + each.local_size}
@@ -78,7 +78,7 @@ def check_met(outcomes: list[Outcome], ranks: list[int] | None = None) -> None:
     if ranks is not None:
         asked = [(want, rank) for want, (_, rank, _) in zip(ranks, met, strict=True) if want >= 0]
         assert all(want == rank for want, rank in asked)
-    assert len({store.get("job") for store, _, _ in met}) == 1
+    assert len({store.nonce for store, _, _ in met}) == 1
     for store, rank, _ in met:
         store.set(f"from/{rank}", str(rank))
     for store, _, _ in met:

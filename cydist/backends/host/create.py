@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cydist import _native
+from cydist import _native, config
 from cydist.backends.host.endpoint import Endpoint, of_threads
 from cydist.backends.host.group import HostGroup
+from cydist.errors import RendezvousError
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
@@ -23,19 +24,21 @@ def make_endpoint(options: BackendOptions) -> Endpoint:
     """Make this process's end of a link between the ranks of a new group."""
     from cydist.backends.host.addresses import where_to_listen
     from cydist.backends.host.connections import Connections
-    from cydist.backends.host.directory import exchange
+    from cydist.backends.host.directory import exchange, name_of_links
     from cydist.backends.host.shm_setup import offer, share_memory
 
     store, rank, size = options.store, options.group_rank, options.group_size
     ranks = options.global_ranks_in_group or range(size)
-    if rank == 0:
-        store.set("job", os.urandom(16).hex())
-    # The meeting's name, which rank 0 has signed, refuses a rank that was shown an earlier meeting.
-    job = f"{store.nonce.decode()} {store.get('job').decode()}"
+    job = name_of_links(store, rank)
     connections = Connections(rank, size, host=where_to_listen(store), job=job)
     try:
         peers = exchange(store, rank, ranks, connections.address(), offer("tcp"))
-        assert peers is not None, "every rank has an address"
+        if peers is None:
+            raise RendezvousError(
+                f"rank {ranks[rank]} was told that a rank has no address, as all ranks of this "
+                "backend have: the ranks use different versions of cydist, or "
+                f"{config.INSECURE.names[0]}=1 lets another process write in their store"
+            )
         connections.know(peers)
         link = share_memory(store, connections.link, peers.domains, ranks)
     except BaseException:

@@ -12,11 +12,12 @@ keeps no two ranks apart. Up to MOST_DIRECTORIES ranks are all directories.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import le
 from typing import TYPE_CHECKING, NamedTuple
@@ -135,7 +136,8 @@ def exchange(
     domain      equal on ranks that may share memory; b"": this rank will not
 
     Returns None on all ranks if one has no address. Raises RendezvousError on all ranks if
-    addresses do not fit together, and as MembershipStore.digest.
+    addresses do not fit together, or if what this rank was told makes no sense, and as
+    MembershipStore.digest.
     """
     size = len(ranks)
     all_addresses: list[bytes] = []
@@ -158,6 +160,35 @@ def exchange(
     told = store.digest("peers", ranks[rank], ranks, address + _SEPARATOR + domain, make)
     if not told:
         return None
+    with _read_by(ranks[rank]):
+        return _learnt(store, rank, ranks, told, all_addresses)
+
+
+@contextlib.contextmanager
+def _read_by(rank: int) -> Iterator[None]:
+    """Let a RendezvousError about what this rank was told name it."""
+    try:
+        yield
+    except RendezvousError as error:
+        raise RendezvousError(
+            f"rank {rank} cannot use what it was told in the ranks' store: {error}. Start the job "
+            "where only its own ranks, of the same version of cydist, can write",
+            ranks=error.ranks,
+        ) from None
+
+
+def _learnt(
+    store: MembershipStore,
+    rank: int,
+    ranks: Sequence[int],
+    told: bytes,
+    all_addresses: Sequence[bytes],
+) -> Peers:
+    """Return what this rank has to know, by what all were `told` and by some addresses more.
+
+    all_addresses   where they are known already
+    """
+    size = len(ranks)
     peers = _told(told, size)
     if rank not in directories(size):
         wanted = [
@@ -170,11 +201,19 @@ def exchange(
     elif size > MOST_DIRECTORIES:
         peers.learn(all_addresses or store.get("addresses").split(_SEPARATOR))
         if missing := sorted(set(range(size)) - peers.known.keys()):
-            raise RendezvousError(
-                f"rank {rank} was told the addresses of all ranks but rank {ranks_text(missing)}: "
-                "another process writes in the ranks' store"
-            )
+            raise RendezvousError(f"the address of rank {ranks_text(missing)} is missing")
     return peers
+
+
+def name_of_links(store: MembershipStore, rank: int) -> str:
+    """Return the name that all connections of this group's links have, and no others.
+
+    rank    this process's rank in the group, of which rank 0 chooses the name
+    """
+    if rank == 0:
+        store.set("job", os.urandom(16).hex())
+    # The meeting's name, which rank 0 has signed, refuses a rank that was shown an earlier meeting.
+    return f"{store.nonce.decode()} {store.get('job').decode()}"
 
 
 def decoded(addresses: Sequence[bytes]) -> list[Address]:

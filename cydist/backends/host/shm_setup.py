@@ -5,8 +5,9 @@ publishes its process and descriptor. The others open it through /proc, which ad
 user's processes, and look for a random token in it. A rank that cannot do so uses sockets, as does
 every group that it is in.
 
-What they publish is signed, since it may go through a store that others can write: a rank would
-map another job's memory, or read and write the memory of any process of this user as a peer's.
+What they publish must be signed in a store that others can write (MembershipStore.sign): otherwise
+a rank would map another job's memory, or read and write the memory of any process of this user as a
+peer's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from cydist._native import PAGE_BYTES, SharedMemory, ShmLink
 from cydist.backends.host.directory import members
 from cydist.errors import RendezvousError
 from cydist.net.interfaces import boot_id
-from cydist.rendezvous.signed_notes import signed, verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,8 @@ def share_memory(
     ranks       their global ranks
     messages    transport of the link: "tcp" or "mpi"
 
-    Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share, and
-    AuthenticationError if no rank of this meeting wrote what a peer should have.
+    Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share, and as
+    MembershipStore.digest.
     """
     rank, size = link.rank, link.size
     alike = members(domains, domains[rank])
@@ -65,9 +65,13 @@ def share_memory(
     together = [rank]
     if len(alike) > 1:
         memory = _memory(store, rank, alike)
-        answers = _answers(store, link, alike, ranks, "no" if memory is None else str(os.getpid()))
-        found = zip(alike, answers, strict=True)
-        sharers = {peer: int(answer) for peer, answer in found if answer != "no"}
+        # The lowest of them reads all answers, and the others one list.
+        answers = store.digest(
+            f"shares/{alike[0]}", ranks[rank], [ranks[peer] for peer in alike],
+            b"no" if memory is None else b"%d" % os.getpid(), b" ".join,
+        )  # fmt: skip
+        found = zip(alike, answers.split(b" "), strict=True)
+        sharers = {peer: int(answer) for peer, answer in found if answer != b"no"}
         if memory is not None and len(sharers) > 1:
             shared = ShmLink(link, memory, sharers)
             together = list(sharers)
@@ -111,48 +115,6 @@ def memory_domain() -> bytes:
         return b""
 
 
-def _publish(store: MembershipStore, key: str, text: str) -> None:
-    """Tell the other ranks of this meeting."""
-    store.set(key, signed(text, _purpose(store, key)))
-
-
-def _published(store: MembershipStore, note: bytes, key: str, rank: int, peer: int) -> str:
-    """Return what `peer` has published under `key`.
-
-    Raises AuthenticationError if another process wrote it.
-    """
-    return verified(
-        note, _purpose(store, key), reader=f"rank {rank}", writer=f"rank {peer}",
-        where="the ranks' store",
-    )  # fmt: skip
-
-
-def _answers(
-    store: MembershipStore, link: Link, alike: list[int], ranks: Sequence[int], answer: str
-) -> list[str]:
-    """Return what each of `alike` answers. The lowest of them reads all answers, and the others
-    one list."""
-    key = f"shares/{alike[0]}"
-
-    def together(notes: list[bytes]) -> bytes:
-        said = [
-            _published(store, note, f"{key}/{peer}", link.rank, peer)
-            for note, peer in zip(notes, alike, strict=True)
-        ]
-        return signed(" ".join(said), _purpose(store, key)).encode()
-
-    told = store.digest(
-        key, ranks[link.rank], [ranks[peer] for peer in alike],
-        signed(answer, _purpose(store, f"{key}/{link.rank}")), together,
-    )  # fmt: skip
-    return _published(store, told, key, link.rank, alike[0]).split(" ")
-
-
-def _purpose(store: MembershipStore, key: str) -> str:
-    """Return what a note is for: one key of one group of one meeting."""
-    return f"{store.nonce.decode(errors='replace')} {store.path}{key}"
-
-
 def _memory(store: MembershipStore, rank: int, alike: list[int]) -> SharedMemory | None:
     """Return the memory that these ranks share, or None if this rank cannot share it."""
     key = f"memory/{alike[0]}"
@@ -160,17 +122,17 @@ def _memory(store: MembershipStore, rank: int, alike: list[int]) -> SharedMemory
         token = os.urandom(TOKEN_BYTES)
         memory = _new_memory(len(alike), token)
         if memory is None:
-            _publish(store, key, "none")
+            store.set(key, "none")
             return None
-        _publish(store, key, f"{os.getpid()} {memory.fd} {token.hex()}")
+        store.set(key, f"{os.getpid()} {memory.fd} {token.hex()}")
         return memory
-    found = _published(store, store.get(key), key, rank, alike[0])
-    if found == "none":
+    found = store.get(key)
+    if found == b"none":
         return None
     try:
         pid, number, word = found.split()
         fd = os.open(f"/proc/{int(pid)}/fd/{int(number)}", os.O_RDWR | os.O_CLOEXEC)
-        return SharedMemory.attach(fd, bytes.fromhex(word))
+        return SharedMemory.attach(fd, bytes.fromhex(word.decode()))
     except (OSError, ValueError):
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from cydist.backends.host.directory import (
     decode_partition,
     encode_partition,
     exchange,
+    name_of_links,
     partition_of,
 )
 from cydist.errors import AuthenticationError, DistNetworkError, RendezvousError
@@ -36,9 +36,7 @@ def reports_of(options: BackendOptions) -> Connections | None:
     store, rank, size = options.store, options.group_rank, options.group_size
     if size == 1:
         return None
-    if rank == 0:
-        store.set("job", os.urandom(16).hex())
-    job, made = f"{store.nonce.decode()} {store.get('job').decode()}", None
+    job, made = name_of_links(store, rank), None
     try:
         made = Connections(rank, size, host=where_to_listen(store), job=job)
     except AuthenticationError:  # this rank's secret, which the user must mend

@@ -111,7 +111,8 @@ class StoreExchange:
 
 class HostExchange:
     """Exchange through a group of CPU memory with the same ranks. It is for the remaining ranks of
-    a group, whose store may have ended with the rank that served it."""
+    a group, whose store may have ended with the rank that served it, and for ranks in whose store
+    others can read."""
 
     def __init__(self, host: ProcessGroup) -> None:
         self._host = host

@@ -9,7 +9,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from cydist.backends.nccl.binding import Binding, abort_all, load
-from cydist.backends.nccl.bootstrap import Exchange, StoreExchange, current_gpu, join
+from cydist.backends.nccl.bootstrap import (
+    Exchange,
+    HostExchange,
+    StoreExchange,
+    current_gpu,
+    join,
+)
 from cydist.backends.nccl.group import NcclGroup
 from cydist.backends.nccl.host_group import ControlGroup, ControlListener
 from cydist.backends.nccl.options import high_priority
@@ -42,7 +48,10 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
 
 
 def store_exchange(store: MembershipStore, host: ControlGroup) -> Exchange:
-    """Return an exchange through a store between the ranks of a host group."""
+    """Return an exchange between the ranks of a host group: through a store, if only processes with
+    the job's secret can read the unique id there."""
+    if store.signs:
+        return HostExchange(host)
     return StoreExchange(store, host.rank(), host.ranks, host.group_name)
 
 

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 
 import cydist as dist
+from cydist.backends.nccl.binding import CupyNccl
 from cydist.errors import RendezvousError
+from cydist.stores import HashStore
+from cydist.stores.store import as_bytes
+from cydist.testing import run_threads
 
 HERE = Path(__file__).parent
 
@@ -72,3 +76,37 @@ def test_a_unique_id_travels_through_the_store_only(standins: Path, tmp_path: Pa
     assert len([way for way in ways if way[1] == store]) == groups
     assert len([way for way in ways if way[0] == store]) >= groups * ranks
     assert all(store in way for way in ways)
+
+
+def test_a_unique_id_is_in_no_store_that_others_can_read(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, secret: bytes
+) -> None:
+    """It goes over the ranks' own connections there."""
+    written: dict[str, bytes] = {}
+
+    class ForeignStore(HashStore):
+        in_process = False
+
+        def set(self, key: str, value: Any) -> None:
+            written[key] = as_bytes(value)
+            super().set(key, value)
+
+    ids: list[bytes] = []
+    unique_id = CupyNccl.unique_id
+
+    def recorded(binding: CupyNccl) -> bytes:
+        ids.append(unique_id(binding))
+        return ids[-1]
+
+    monkeypatch.setattr("cydist.testing.HashStore", ForeignStore)
+    monkeypatch.setattr(CupyNccl, "unique_id", recorded)
+
+    def body(rank: int) -> float:
+        array = gpus.array(np.ones(1))
+        dist.all_reduce(array)
+        return float(array.get()[0])
+
+    assert run_threads(body, 2, "nccl") == [2.0, 2.0]
+    assert len(ids) == 1
+    assert written
+    assert not any(ids[0] in value for value in written.values())
