@@ -13,7 +13,7 @@ OPS = (
     "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "pingpong",
 )  # fmt: skip
 # Only on request.
-MORE_OPS = ("reduce", "gather", "scatter", "scan", "exscan")
+MORE_OPS = ("reduce", "gather", "scatter", "scan", "exscan", "one_way")
 IN_BLOCKS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 
 

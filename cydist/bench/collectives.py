@@ -32,7 +32,10 @@ def main(arguments: Sequence[str]) -> int:
             print(table.line(case, row), flush=True)
             for said in report.failures(case, row):
                 print(said, file=sys.stderr, flush=True)
-    for line in report.summary_lines(rows):
+    for line in (
+        *(report.spread_lines(rows) if options.spread else ()),
+        *report.summary_lines(rows),
+    ):
         print(line)
     report.save(report.document(about, rows, options.ranks), options.json)
     if options.plot is not None:

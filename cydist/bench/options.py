@@ -40,6 +40,7 @@ Peers of --vs, separated by commas:
   openmpi-polled=PYTHON, mpich-polled=PYTHON    by non-blocking calls, polled until complete
   windows           cydist's backend tcp through shared memory, to compare --backend mpi with
   tcp               cydist over TCP only
+  plain             the same without encryption, to compare CYDIST_ENCRYPT=1 with
   shared            cydist on arrays from empty_shared
   raw               one polled TCP connection between 2 ranks: the limit of what tcp can reach
 """
@@ -58,6 +59,7 @@ class BenchOptions:
     timeout: float
     json: str | None
     plot: str | None
+    spread: bool
 
 
 def size(text: str) -> int:
@@ -95,6 +97,7 @@ def parse(
     add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
     if not subject:
         add("--plot", metavar="FILE", help=f"draw time against size ({', '.join(PLOTS)})")
+        add("--spread", action="store_true", help="also print the least and the most of all rounds")
     given = checked(parser, arguments)
     try:
         wanted = [size(text) for text in given.sizes.split(",")]
@@ -111,7 +114,7 @@ def parse(
         parser.error("--arrays torch needs torch: pip install torch")
     return BenchOptions(
         workers, given.ranks, chosen, wanted, given.dtype, given.rounds, given.timeout,
-        given.json, None if subject else given.plot,
+        given.json, None if subject else given.plot, not subject and given.spread,
     )  # fmt: skip
 
 
@@ -176,13 +179,15 @@ def peers(text: str, arrays: str = "numpy") -> list[Spec]:
             specs[item] = Spec(item, "torch", options={"backend": backend})
         elif item == "tcp":
             specs[name] = cydist("tcp", arrays, "tcp", TRANSPORT="tcp")
+        elif item == "plain":
+            specs[name] = cydist("tcp", arrays, "plain", TRANSPORT="tcp", ENCRYPT="")
         elif item == "windows":
             specs[name] = cydist("tcp", arrays, "windows", TRANSPORT="shm")
         elif item == "shared":
             specs[name] = cydist("tcp", "shared", "shared")
         else:
             raise ValueError(
-                f"--vs {item}: the peers are gloo, torch:NAME, tcp, windows, shared, raw, "
-                f"and with =PYTHON {', '.join(MPIS)}"
+                f"--vs {item}: the peers are gloo, torch:NAME, tcp, plain, windows, shared, "
+                f"raw, and with =PYTHON {', '.join(MPIS)}"
             )
     return list(specs.values())

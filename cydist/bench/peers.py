@@ -68,6 +68,9 @@ class TorchLike:
         into, of = self._wrap(recv), self._wrap(send)
         if op == "pingpong":
             return pingpong(module.send, module.recv, self.rank, of, into)
+        if op == "one_way":
+            byte = self._wrap(np.zeros(1, np.uint8))
+            return one_way(module.send, module.recv, self.rank, of, into, byte)
         if op in ("gather", "scatter"):
             whole = recv if op == "gather" else send
             blocks = [self._wrap(block) for block in np.split(whole, self.size)]
@@ -102,6 +105,7 @@ class Cydist(TorchLike):
 
     def __init__(self, backend: str, arrays: str) -> None:
         import cydist
+        from cydist import config
         from cydist.tuning.file import version
 
         cydist.init_process_group(backend, timeout=TIMEOUT)
@@ -110,6 +114,8 @@ class Cydist(TorchLike):
             "version": f"cydist {version() or 'from its source tree'}",
             "transport": f"{backend}, {'shared memory' if self.windows else 'messages'}",
         }
+        if config.ENCRYPT.is_on() and not self.windows:
+            about["transport"] += ", encrypted"
         wrap: Callable[[Any], Any] = as_tensor if arrays == "torch" else same
         if arrays == "torch":
             about["version"] += f" on torch {importlib.import_module('torch').__version__}"
@@ -121,7 +127,7 @@ class Cydist(TorchLike):
         from cydist import group
         from cydist.tuning import table as tuning_table
 
-        if op == "pingpong":
+        if op in ("pingpong", "one_way"):
             return "send"
         if self._backend.startswith("torch:"):
             return "torch's"
@@ -165,6 +171,9 @@ class Mpi4py:
         into, of = self._spec(recv), self._spec(send)
         if op == "pingpong":
             return pingpong(self._call("Send"), self._call("Recv"), self.rank, of, into)
+        if op == "one_way":
+            byte = self._spec(np.zeros(1, np.uint8))
+            return one_way(self._call("Send"), self._call("Recv"), self.rank, of, into, byte)
         block = self._spec(send, send.size // self.size), self._spec(recv, recv.size // self.size)
         root = self.rank == 0
         name, arguments = {
@@ -225,6 +234,24 @@ def pingpong(
         send(into, 0)
 
     return (serve, give_back)[rank] if rank < 2 else (lambda: None), ()
+
+
+def one_way(
+    send: Callable[..., object], recv: Callable[..., object], rank: int, of: Any, into: Any,
+    byte: Any,
+) -> Bound:  # fmt: skip
+    """Send from rank 0 to rank 1, which sends a byte back when it has all; the others do
+    nothing."""
+
+    def serve() -> None:
+        send(of, 1)
+        recv(byte, 1)
+
+    def answer() -> None:
+        recv(into, 0)
+        send(byte, 0)
+
+    return (serve, answer)[rank] if rank < 2 else (lambda: None), ()
 
 
 def same(array: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cydist.bench.cases import OPS
-from cydist.bench.peers import Bound, pingpong
+from cydist.bench.peers import Bound, one_way, pingpong
 from cydist.rendezvous.handlers import rendezvous
 
 WRITE_BYTES = 1 << 20  # of one write
@@ -48,7 +48,7 @@ class RawTcp:
 
         Raises NotImplementedError for ops that are measured only on request.
         """
-        if op not in OPS:
+        if op not in (*OPS, "one_way"):
             raise NotImplementedError(f"raw sockets have no {op}")
         if op == "barrier":
             return self.barrier, ()
@@ -56,13 +56,18 @@ class RawTcp:
         if op == "broadcast":
             whole, nothing = _bytes(send), _bytes(send[:0])
             return self._move, (whole, nothing) if me == 0 else (nothing, whole)
-        if op == "pingpong":
+        if op in ("pingpong", "one_way"):
             empty = _bytes(send[:0])
-            return pingpong(
-                lambda array, _: self._move(_bytes(array), empty),
-                lambda array, _: self._move(empty, _bytes(array)),
-                me, send, recv,
-            )  # fmt: skip
+
+            def out(array: Any, _: int) -> None:
+                self._move(_bytes(array), empty)
+
+            def back(array: Any, _: int) -> None:
+                self._move(empty, _bytes(array))
+
+            if op == "pingpong":
+                return pingpong(out, back, me, send, recv)
+            return one_way(out, back, me, send, recv, np.zeros(1, np.uint8))
         if op == "all_reduce":
             scratch = np.zeros_like(send)
             return self._then(_bytes(send), scratch, lambda: np.add(recv, scratch, out=recv))

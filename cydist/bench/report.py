@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from cydist.bench.workers import Worker
 OURS = "cydist"
 # These are not peers: cydist over another transport is not a competitor, and raw sockets are not a
 # library.
-OURSELVES = (OURS, "tcp", "windows", "raw")
+OURSELVES = (OURS, "tcp", "plain", "windows", "raw")
 Rows = Sequence[tuple[Case, Row]]
 
 
@@ -149,6 +150,32 @@ def summary_lines(rows: Rows) -> list[str]:
         worst = f"  {entry['worst']:.2f} at {entry['worst cell']}" if "worst" in entry else ""
         lines.append(f"{entry['op']:<14}" + "".join(f" {each:>12}" for each in cases) + worst)
     return lines
+
+
+def spread_lines(rows: Rows) -> list[str]:
+    """Return the least, the median and the most of all rounds: of each participant's time, of its
+    bytes per second, and of the ratio of cydist's time to its own."""
+    lines = ["", "least, median and most of the rounds"]
+    lines.append(f"{'op':<14} {'bytes':>10} {'':<12} {'us':^31} {'algbw GB/s':^23} {'ratio':^20}")
+    for case, row in rows:
+        ours = row.get(OURS)
+        for name, theirs in row.items():
+            if theirs.failure or not theirs.rounds:
+                continue
+            text = f"{case.op:<14} {case.nbytes:>10} {name[:12]:<12}"
+            text += "".join(f" {micro(each):>10}" for each in least_to_most(theirs.rounds))
+            rates = [algbw(case, each) for each in theirs.rounds if case.nbytes]
+            text += "".join(f" {giga(each):>7}" for each in least_to_most(rates))
+            if ours is not None and name != OURS and not ours.failure:
+                found = [a / b for a, b in zip(ours.rounds, theirs.rounds, strict=True)]
+                text += "".join(f" {each:>6.2f}" for each in least_to_most(found))
+            lines.append(text)
+    return lines
+
+
+def least_to_most(values: Sequence[float]) -> tuple[float, ...]:
+    """Return the least, the median and the most of some values; nothing if there are none."""
+    return (min(values), statistics.median(values), max(values)) if values else ()
 
 
 def geometric_mean(values: Sequence[float]) -> float:

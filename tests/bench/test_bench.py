@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import socket
@@ -60,12 +61,12 @@ def test_sizes_that_are_none(text: str) -> None:
 def test_peers() -> None:
     """--vs names the peers, and the interpreters of the MPIs."""
     specs = options.peers(
-        "gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows,torch:cydist"
+        "gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows,torch:cydist,plain"
     )
     assert [(spec.name, spec.kind, spec.python) for spec in specs] == [
         ("gloo", "torch", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
         ("shared", "cydist", None), ("mpich-polled", "mpi-polled", "/b/python"),
-        ("windows", "cydist", None), ("torch:cydist", "torch", None),
+        ("windows", "cydist", None), ("torch:cydist", "torch", None), ("plain", "cydist", None),
     ]  # fmt: skip
     assert [spec.name for spec in options.peers("GLOO,Torch:Cydist,OpenMPI=/A/python")] == [
         "gloo", "torch:cydist", "openmpi"
@@ -75,6 +76,7 @@ def test_peers() -> None:
     assert specs[2].options["TRANSPORT"] == "tcp"
     assert specs[3].options["arrays"] == "shared"
     assert specs[5].options["TRANSPORT"] == "shm"
+    assert specs[7].options | {"TRANSPORT": "tcp", "ENCRYPT": ""} == specs[7].options
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,7 @@ def test_cells_are_whole_blocks() -> None:
         ("reduce_scatter", 1.0, 0.75),
         ("all_to_all", 1.0, 0.75),
         ("pingpong", 2.0, 2.0),
+        ("one_way", 1.0, 1.0),
     ],
 )
 def test_bandwidths(op: str, algorithm: float, bus: float) -> None:
@@ -432,11 +435,57 @@ def test_raw_sockets_beside_us(tmp_path: Path) -> None:
     assert [line for line in refusals if "raw sockets have no" not in line] == []
     cases = json.loads(file.read_text())["cells"]
     found = {case["op"]: (case["participants"]["raw"], case["ratios"]) for case in cases}
-    assert {op for op in OPS if found[op][0]["wrong"] == 0 and "raw" in found[op][1]} == set(OPS)
-    for op in MORE_OPS:
+    ops = {*OPS, "one_way"}
+    assert {op for op in ops if found[op][0]["wrong"] == 0 and "raw" in found[op][1]} == ops
+    for op in {*MORE_OPS} - ops:
         raw, ratios = found[op]
         assert f"raw sockets have no {op}" in raw["failure"]
         assert ratios == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_encrypted_beside_plain_and_gloo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run takes turns: encrypted connections, plain ones, and gloo if torch is here. It says
+    which is encrypted, and the least and most of the rounds."""
+    peers = ["plain", *(["gloo"] if importlib.util.find_spec("torch") else [])]
+    monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
+    monkeypatch.setenv("CYDIST_ENCRYPT", "1")
+    file = tmp_path / "figures.json"
+    ended = run(
+        "--ops", "one_way,all_reduce", "--sizes", "8,64Ki", "--rounds", "2", "--spread",
+        "--vs", ",".join(peers), "--json", str(file),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    figures = json.loads(file.read_text())
+    assert figures["header"]["cydist"].endswith("tcp, messages, encrypted")
+    assert figures["header"]["plain"].endswith("tcp, messages")
+    for cell in figures["cells"]:
+        assert cell["participants"].keys() == {"cydist", *peers}
+        assert all(each["wrong"] == 0 for each in cell["participants"].values())
+    spread = ended.stdout.partition("least, median and most of the rounds\n")[2].splitlines()[1:]
+    assert [line.split()[:3] for line in spread[: 1 + len(peers)]] == [
+        ["one_way", "8", name] for name in ("cydist", *peers)
+    ]
+    least, median, most = map(float, spread[1].split()[-3:])
+    assert 0 < least <= median <= most
+
+
+def test_spread_is_of_rounds() -> None:
+    """Of the times, the rates and the ratios inside rounds; a failure has none."""
+    measured = {
+        "cydist": Measurements(rounds=[1e-3, 4e-3, 2e-3]),
+        "gloo": Measurements(rounds=[2e-3, 2e-3, 2e-3]),
+        "mpich": Measurements(failure="lost"),
+    }
+    case = Case("one_way", 250_000, "float32", 1_000_000)
+    lines = report.spread_lines([(case, measured), (Case("barrier", 0, "float32", 0), measured)])
+    assert [" ".join(line.split()) for line in lines[3:]] == [
+        "one_way 1000000 cydist 1000 2000 4000 0.250 0.500 1.000",
+        "one_way 1000000 gloo 2000 2000 2000 0.500 0.500 0.500 0.50 1.00 2.00",
+        "barrier 0 cydist 1000 2000 4000",
+        "barrier 0 gloo 2000 2000 2000 0.50 1.00 2.00",
+    ]
 
 
 def test_plot(tmp_path: Path) -> None:
