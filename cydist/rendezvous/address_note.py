@@ -8,7 +8,7 @@ from cydist.net.signed_notes import signed, verified
 
 
 class Address(NamedTuple):
-    """What the note says.
+    """The contents of the note.
 
     name    random, of this start; the store admits only ranks that know it
     """

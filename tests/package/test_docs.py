@@ -107,16 +107,20 @@ def test_every_attack_has_its_test() -> None:
     tests = [row[-1] for row in rows_of(launchers)]
     assert len(tests) > 5
     assert [test for test in tests if not is_test(test)] == []
+    values = page.split("\n## Values in stores that others can write\n")[1]
+    rows = rows_of(values.split("\n## Attackers\n")[0], 5)
+    assert len(rows) > 15
+    assert [row for row in rows if row[2] not in ("yes", "no") or not is_test(row[-1])] == []
 
 
-def rows_of(text: str) -> list[list[str]]:
+def rows_of(text: str, columns: int = 4) -> list[list[str]]:
     """The cells of a text's tables, without their heads."""
     found = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for table in re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", text, re.M)
         for line in table.splitlines()
     ]
-    assert {len(row) for row in found} == {4}
+    assert {len(row) for row in found} == {columns}
     return found
 
 

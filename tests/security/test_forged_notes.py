@@ -121,6 +121,16 @@ def test_a_list_of_missing_ranks_may_be_anything() -> None:
     assert part.missing("asks", [0, 1]) == (1,)
 
 
+def test_a_forged_list_of_missing_ranks_is_ignored() -> None:
+    """The rank asks about all itself."""
+    store = ForeignStore()
+    part = part_of(store)
+    part.set("asks/0", b"")
+    store.set("g/asks/asking", b"1000")
+    store.set("g/asks/missing", b"0,7")
+    assert part.missing("asks", [0, 1]) == (1,)
+
+
 def test_forged_lines_about_lost_ranks_are_shown_without_control() -> None:
     """In a store of another library that reports the ends of processes. A line that is none is
     left aside."""
