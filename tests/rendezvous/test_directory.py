@@ -272,6 +272,24 @@ def test_a_directory_knows_all_addresses_or_does_not_start() -> None:
     assert "rank 17" in str(ended[apart])
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"",
+        b"\0" * 8,
+        directory._SIZES.pack(9, 9) + b"no partition",
+        directory._SIZES.pack(11, 0) + encode_partition([0, 0]),
+    ],
+    ids=["short", "nothing", "no partition", "cut"],
+)
+def test_a_rank_that_was_told_nonsense_is_named(told: bytes) -> None:
+    """With what it was told, and what to do: ranks of other versions may have told it."""
+    store = MembershipStore("group", HashStore(WAIT), range(2))
+    store.set("peers/all", b"+" + (told or b"x"))
+    with pytest.raises(RendezvousError, match=r"^rank 1 cannot use what it was told .*Start"):
+        exchange(store, 1, range(2), b"1\nhost/\n127.0.0.1 9", b"")
+
+
 def told_to_all(change: Callable[[Address], Address]) -> list[Exception]:
     """The errors of three ranks, of which the last one changes its address."""
     below = HashStore(WAIT)
