@@ -45,16 +45,29 @@ cdef str MASKED = "a masked array is more than its memory: send its data and its
 
 
 cpdef Array asarray(object obj):
-    """Return the memory of `obj` as an Array, without a copy.
+    """asarray(obj) -> Array
 
-    obj     an Array, numpy array (ml_dtypes' dtypes included), torch tensor, cupy array,
+    Return the memory of `obj` as an Array, without a copy.
+
+    The memory stays alive as long as the Array does. A device array is taken as it is: its reader
+    must order itself after the streams that write it.
+
+    Args:
+        obj: An Array, numpy array (ml_dtypes' dtypes included), torch tensor, cupy array,
             bytearray, memoryview, array.array, ctypes array, or anything with
-            `__cuda_array_interface__`, `__array_interface__` or `__dlpack__`
+            `__cuda_array_interface__`, `__array_interface__` or `__dlpack__`.
 
-    The memory stays alive as long as the Array does. Raises TypeError for anything else, for
-    arrays of objects and for memory without a plain layout (sparse, quantized, meta, sub-byte);
-    ValueError for torch's lazily conjugated or negated views. A device array is taken as it
-    is: its reader must order itself after the streams that write it.
+    Returns:
+        An Array.
+
+    Raises:
+        TypeError: Anything else, arrays of objects, and memory without a plain layout (sparse,
+            quantized, meta, sub-byte).
+        ValueError: torch's lazily conjugated or negated views.
+
+    Examples:
+        >>> dist.asarray(bytearray(4)).size
+        4
     """
     if isinstance(obj, Array):
         return <Array>obj
