@@ -8,7 +8,7 @@ the sum. cydist/api/collectives.py describes the arguments that all calls take, 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cydist._native import hash_of_sizes
 from cydist.api import arguments
@@ -20,11 +20,12 @@ from cydist.reduce_ops import Op, ReduceOp
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.api.arguments import AnyArray
     from cydist.work import Work
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[Any],
+    tensors: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -79,8 +80,8 @@ def all_reduce_coalesced(
 
 
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Any]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[Sequence[AnyArray]],
+    input_tensor_list: Sequence[AnyArray],
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -146,8 +147,8 @@ def all_gather_coalesced(
 
 
 def all_gather_into_tensor_coalesced(
-    output_tensors: Sequence[Any],
-    input_tensors: Sequence[Any],
+    output_tensors: Sequence[AnyArray],
+    input_tensors: Sequence[AnyArray],
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -214,8 +215,8 @@ def all_gather_into_tensor_coalesced(
 
 
 def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[Any],
-    inputs: Sequence[Any],
+    outputs: Sequence[AnyArray],
+    inputs: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,

@@ -7,7 +7,7 @@ docstrings p is the number of ranks of the group, and shapes are those of one ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cydist._native import fast_collectives, fast_path, use_operation
 from cydist.api import arguments
@@ -22,6 +22,7 @@ from cydist.work import CombinedWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.api.arguments import AnyArray
     from cydist.work import Work
 
 fast_collectives.use_operations(RedOpType)
@@ -30,7 +31,7 @@ use_operation(ReduceOp.SUM)
 
 @fast_path
 def broadcast(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = None,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -82,7 +83,7 @@ def broadcast(
 
 @fast_path
 def all_reduce(
-    tensor: Any,
+    tensor: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -132,7 +133,7 @@ def all_reduce(
 
 @fast_path
 def reduce(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int | None = None,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
@@ -185,8 +186,8 @@ def reduce(
 
 
 def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
+    tensor_list: Sequence[AnyArray],
+    tensor: AnyArray,
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -244,8 +245,8 @@ def all_gather(
 
 @fast_path
 def all_gather_into_tensor(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: AnyArray,
+    input_tensor: AnyArray,
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -303,8 +304,8 @@ def all_gather_into_tensor(
 
 @fast_path
 def gather(
-    tensor: Any,
-    gather_list: Sequence[Any] | None = None,
+    tensor: AnyArray,
+    gather_list: Sequence[AnyArray] | None = None,
     dst: int | None = None,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -369,8 +370,8 @@ def gather(
 
 @fast_path
 def scatter(
-    tensor: Any,
-    scatter_list: Sequence[Any] | None = None,
+    tensor: AnyArray,
+    scatter_list: Sequence[AnyArray] | None = None,
     src: int | None = None,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -434,8 +435,8 @@ def scatter(
 
 
 def reduce_scatter(
-    output: Any,
-    input_list: Sequence[Any],
+    output: AnyArray,
+    input_list: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -488,8 +489,8 @@ def reduce_scatter(
 
 @fast_path
 def reduce_scatter_tensor(
-    output: Any,
-    input: Any,
+    output: AnyArray,
+    input: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -553,8 +554,8 @@ def _reduce_scatter(
 
 
 def all_to_all(
-    output_tensor_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: Sequence[AnyArray],
+    input_tensor_list: Sequence[AnyArray],
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -613,8 +614,8 @@ def all_to_all(
 
 @fast_path
 def all_to_all_single(
-    output: Any,
-    input: Any,
+    output: AnyArray,
+    input: AnyArray,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: AnyGroup = None,
@@ -684,7 +685,7 @@ def all_to_all_single(
 
 @fast_path
 def scan(
-    tensor: Any,
+    tensor: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -721,7 +722,7 @@ def scan(
 
 @fast_path
 def exscan(
-    tensor: Any,
+    tensor: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -757,7 +758,7 @@ def exscan(
 
 
 def _scan(
-    name: str, inclusive: bool, tensor: Any, op: Op, group: AnyGroup, async_op: bool,
+    name: str, inclusive: bool, tensor: AnyArray, op: Op, group: AnyGroup, async_op: bool,
     timeout: Timeout,
 ) -> Work | None:  # fmt: skip
     if (chosen := usable_group(group, name)) is None:

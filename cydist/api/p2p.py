@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cydist._native import LARGEST_TAG, fast_path
 from cydist.api import arguments
@@ -20,6 +20,9 @@ from cydist.errors import DistError, DistTimeoutError
 from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
 from cydist.work import FinishedWork, Work
+
+if TYPE_CHECKING:
+    from cydist.api.arguments import AnyArray
 
 
 def peer_rank(
@@ -44,7 +47,7 @@ def _check_tag(name: str, tag: int) -> None:
 
 @fast_path
 def isend(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -97,7 +100,7 @@ def _prepare_send(
 
 @fast_path
 def irecv(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -175,7 +178,7 @@ def _run_blocking(
 
 @fast_path
 def send(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -216,7 +219,7 @@ def send(
 
 @fast_path
 def recv(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -225,6 +228,9 @@ def recv(
     timeout: Timeout = None,
 ) -> int:
     """Receive an array from rank `src`, or from any rank if None.
+
+    A receive from any rank takes the next message with its tag, also one that was meant for a later
+    phase of the program. End a phase with a barrier, or give each phase a tag of its own.
 
     Args:
         tensor: (...), written. It has the sender's dtype and number of elements, in any shape.
@@ -284,7 +290,7 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Work | None],
-        tensor: Any,
+        tensor: AnyArray,
         peer: int | None = None,
         group: AnyGroup = None,
         tag: int = 0,

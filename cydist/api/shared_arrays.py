@@ -14,6 +14,7 @@ from cydist.api.arguments import input_array
 from cydist.api.process_groups import AnyGroup, check_group, resolve_group
 
 if TYPE_CHECKING:
+    from cydist.api.arguments import AnyArray
     from cydist.groups.process_group import ProcessGroup
 
 
@@ -71,7 +72,7 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
     return np.ndarray(sizes, kind, memory) if memory is not None else np.empty(sizes, kind)
 
 
-def is_shared(tensor: Any, group: AnyGroup = None) -> bool:
+def is_shared(tensor: AnyArray, group: AnyGroup = None) -> bool:
     """Return whether the group's other members can read this array in place.
 
     It is true for arrays from `empty_shared` on a group whose members are all on one host, and for

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cydist import _native
 from cydist.errors import (
@@ -781,6 +781,12 @@ class ProcessGroup:
         )  # fmt: skip
 
     # A group's properties, under torch.distributed's names.
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"group {self.group_name!r} cannot be pickled or copied: it is of this process. Send "
+            "get_process_group_ranks(group) instead, and let the ranks call new_group"
+        )
 
     def rank(self) -> int:
         """Return this process's rank in the group.
