@@ -3,6 +3,9 @@
 import cydist as dist
 dist.init_process_group()
 dist.all_reduce(array)
+
+In the examples of docstrings `np` is numpy, `dist` is cydist, and `rank` is this rank's number in a
+job of two ranks.
 """
 
 import importlib

@@ -38,10 +38,18 @@ if TYPE_CHECKING:
 class DistError(RuntimeError):
     """Base class of all run-time errors of cydist.
 
-    op      name of the call, e.g. "all_reduce", or None
-    seq     the call's number in its group, or None
-    group   the group's name, or None
-    ranks   global ranks that the error is about; may be empty
+    Args:
+        message: What happened, on which rank, and what to do.
+        op: Name of the call, e.g. "all_reduce", or None.
+        seq: The call's number in its group, or None.
+        group: The group's name, or None.
+        ranks: Global ranks that the error is about; may be empty.
+
+    Examples:
+        >>> try:
+        ...     dist.recv(np.empty(1), src=1 - rank, timeout=0.01, group=dist.new_group())
+        ... except dist.DistError as error:
+        ...     assert error.op == "recv"
     """
 
     def __init__(
@@ -119,7 +127,9 @@ class RendezvousError(DistNetworkError):
 class DistStoreError(DistError):
     """A store refused a request or cannot be reached.
 
-    answered    whether the store itself reported it; else it is dead, stopped or unreachable
+    Args:
+        message: What happened, and what to do.
+        answered: Whether the store itself reported it; else it is dead, stopped or unreachable.
     """
 
     def __init__(self, message: str, *, answered: bool = True) -> None:
@@ -130,7 +140,8 @@ class DistStoreError(DistError):
 class StoreTimeoutError(DistStoreError, TimeoutError):
     """A key did not appear in the store before the timeout, or the store did not answer.
 
-    keys    missing keys, in the order in which they were awaited: all, or the first of them
+    Attributes:
+        keys: Missing keys, in the order in which they were awaited: all, or the first of them.
     """
 
     keys: tuple[bytes, ...] = ()
@@ -260,8 +271,10 @@ def host_text(beside: Sequence[int], ranks: Sequence[int], host: str) -> str:
 class ProcessException(DistError):
     """A process that `spawn` started failed.
 
-    error_index     its rank
-    error_pid       its process id
+    Args:
+        msg: What happened.
+        error_index: Its rank.
+        error_pid: Its process id.
     """
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
@@ -281,8 +294,12 @@ class ProcessRaisedException(ProcessException):
 class ProcessExitedException(ProcessException):
     """A process left with an exit code other than 0, or was killed.
 
-    exit_code       the exit code, or the negative number of the signal
-    signal_name     "SIGKILL", ... or None
+    Args:
+        msg: What happened.
+        error_index: Its rank.
+        error_pid: Its process id.
+        exit_code: The exit code, or the negative number of the signal.
+        signal_name: "SIGKILL", ... or None.
     """
 
     def __init__(

@@ -67,7 +67,23 @@ def _number(given: Any) -> complex:
 
 
 class _PremulSumFactory(int):
-    """``ReduceOp.PREMUL_SUM`` names the operation; calling it with a factor makes one."""
+    """``ReduceOp.PREMUL_SUM`` names the operation; calling it with a factor makes one.
+
+    Args:
+        factor: What this rank's contribution is multiplied by; a number.
+
+    Returns:
+        An operation for `op`.
+
+    Raises:
+        TypeError: The factor is not a number.
+
+    Examples:
+        >>> x = np.array([2.0])
+        >>> dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(0.5))
+        >>> x
+        array([2.])
+    """
 
     __module__ = "cydist"
 
@@ -147,21 +163,26 @@ def _located(name: str, beats: Callable[[Elements, Elements], Elements]) -> User
 class ReduceOp:
     """The reductions that collectives take as ``op``.
 
-    SUM PRODUCT MIN MAX         every numeric dtype (MIN and MAX: not complex)
-    BAND BOR BXOR               integers and bool
-    AVG                         SUM divided by the number of ranks, in the accumulator type;
-                                integers truncate toward zero
-    PREMUL_SUM(factor)          each rank's contribution times its factor, then SUM; the factor is
-                                real for real dtypes; for integers it is an integer that a float64
-                                holds exactly: any up to 2**53
-    (AVG and PREMUL_SUM: not bool)
-    MAXLOC MINLOC               pairs, that is numpy arrays of a dtype with two fields: the largest
-                                (smallest) first field, and the lowest second field among those
-                                pairs. NaN wins
-    create(function)            the function's result for two contributions
+    - SUM, PRODUCT: every numeric dtype.
+    - MIN, MAX: every numeric dtype but complex ones.
+    - BAND, BOR, BXOR: integers and bool.
+    - AVG: SUM divided by the number of ranks, in the accumulator type; integers truncate toward
+      zero. Not bool.
+    - PREMUL_SUM(factor): each rank's contribution times its factor, then SUM. Not bool. The factor
+      is real for real dtypes. For integers it is an integer that a float64 holds exactly: any up to
+      2**53.
+    - MAXLOC, MINLOC: pairs, that is numpy arrays of a dtype with two fields: the largest (smallest)
+      first field, and the lowest second field among those pairs. NaN wins.
+    - create(function): the function's result for two contributions.
 
     Integers wrap. MIN and MAX propagate NaN and hold -0 < +0; a result that is NaN is the dtype's
     positive quiet NaN on every machine. bool: SUM is or, PRODUCT is and.
+
+    Examples:
+        >>> x = np.array([rank + 1.0])
+        >>> dist.all_reduce(x, dist.ReduceOp.MAX)
+        >>> x
+        array([2.])
     """
 
     __module__ = "cydist"
@@ -185,21 +206,30 @@ class ReduceOp:
     ) -> UserReduction:
         """Return a reduction by `function(low, high)`, for arrays of any dtype.
 
-        The function gets GPU arrays as numpy arrays, on backends that stage them ("tcp" and "mpi").
-
-        function        gets two numpy arrays (n,) of the call's dtype, any n >= 1: elements of
-                        lower ranks, reduced so far, and those of the next rank. Returns n
-                        elements, each made of the two at its place; it may write into either
-                        array and return it. Must be associative
-        commutative     whether function(a, b) equals function(b, a). The contributions are
-                        currently reduced in rank order either way
-
         All ranks pass the same function: its name is compared, its code is not. If it raises, the
         call raises its exception on that rank; if it returns something else, a TypeError. The group
-        has failed then. torch's bfloat16 and float8 need ml_dtypes. Raises TypeError if `function`
-        is not callable.
+        has failed then. The function gets GPU arrays as numpy arrays, on backends that stage them
+        ("tcp" and "mpi"). torch's bfloat16 and float8 need ml_dtypes.
 
-            dist.all_reduce(x, dist.ReduceOp.create(numpy.hypot))
+        Args:
+            function: Gets two numpy arrays (n,) of the call's dtype, any n >= 1: elements of lower
+                ranks, reduced so far, and those of the next rank. Returns n elements, each made of
+                the two at its index; it may write into either array and return it. Must be
+                associative.
+            commutative: Whether function(a, b) equals function(b, a). The contributions are
+                currently reduced in rank order either way.
+
+        Returns:
+            An operation for `op`.
+
+        Raises:
+            TypeError: `function` is not callable.
+
+        Examples:
+            >>> x = np.array([(3.0, 4.0)[rank]])
+            >>> dist.all_reduce(x, dist.ReduceOp.create(np.hypot))
+            >>> x
+            array([5.])
         """
         return UserReduction(function, commutative)
 

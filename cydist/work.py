@@ -25,6 +25,17 @@ class Work:
     `_error` to the call's exception and, for a receive, `_source` to the sender's global rank. This
     class keeps the deadline, if there is one (`due`). On a backend with streams `wait` orders the
     current stream after the call and returns at once; `synchronize` blocks until the call has run.
+
+    Args:
+        result: What the call writes, as the user passed it.
+
+    Examples:
+        >>> x = np.ones(3)
+        >>> work = dist.all_reduce(x, async_op=True)
+        >>> work.wait()
+        True
+        >>> x
+        array([2., 2., 2.])
     """
 
     __module__ = "cydist"
@@ -38,11 +49,14 @@ class Work:
         self._source: int | None = None
 
     def due(self, timeout: float | None) -> None:
-        """Set the call's deadline, in seconds from now; None: no deadline.
+        """Set the call's deadline.
 
         Meant for the caller that started it. A call past its deadline ends with DistTimeoutError as
         soon as a thread waits for it or polls it. A later `due` replaces the deadline; a thread
         that is already waiting keeps the longer one it started with.
+
+        Args:
+            timeout: Seconds from now; None: no deadline.
         """
         self._allowed = timeout
         if timeout is None:
@@ -73,10 +87,16 @@ class Work:
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Block until the call is complete; return True.
 
-        timeout     seconds, or a timedelta; None: only the call's own deadline
+        Args:
+            timeout: Seconds, or a timedelta. None: only the call's own deadline.
 
-        Raises the call's exception. If the timeout given here passes, raises DistTimeoutError and
-        leaves the call under way: you can wait for it again.
+        Returns:
+            True.
+
+        Raises:
+            DistTimeoutError: The timeout given here passed. The call is still under way: you can
+                wait for it again.
+            DistError: The call failed.
         """
         limit = seconds(timeout, "wait")
         end = math.inf if limit is None else time.monotonic() + limit
@@ -93,13 +113,20 @@ class Work:
                     self._expire(late)  # and `_wait` raises
 
     def synchronize(self) -> None:
-        """Block the calling thread until the call is complete, whatever the backend."""
+        """Block the calling thread until the call is complete, whatever the backend.
+
+        Raises:
+            DistError: The call failed.
+        """
         self.wait()
 
     def is_completed(self) -> bool:
         """Return whether the call has ended, with or without an error, without waiting for it.
 
         A call past its deadline first queries the other ranks briefly, and ends.
+
+        Returns:
+            True or False.
         """
         if self._poll():
             return True
@@ -109,27 +136,53 @@ class Work:
         return self._error is not None
 
     def is_success(self) -> bool:
-        """Return whether the call ended without an error."""
+        """Return whether the call ended without an error.
+
+        Returns:
+            True or False.
+        """
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return the call's exception; None while it is under way and after success."""
+        """Return the call's exception.
+
+        Returns:
+            The exception; None while the call is under way and after success.
+        """
         return self._error if self.is_completed() else None
 
     def result(self) -> Any:
-        """Wait, then return the arrays that the call wrote, as the user passed them."""
+        """Wait, then return the arrays that the call wrote, as the user passed them.
+
+        Returns:
+            An array or a list of arrays; None for a call that writes none.
+
+        Raises:
+            DistError: The call failed.
+        """
         self.wait()
         return self._result
 
     def source_rank(self) -> int:
-        """Wait for a receive, then return the sender's global rank."""
+        """Wait for a receive, then return the sender's global rank.
+
+        Returns:
+            The sender's global rank.
+
+        Raises:
+            DistError: The call failed.
+        """
         self.wait()
         if self._source is None:
             raise ValueError("source_rank is known of receives only")
         return self._source
 
     def get_future(self) -> Future[Any]:
-        """Return a concurrent.futures.Future that gets `result`, or the call's exception."""
+        """Return a future of the call.
+
+        Returns:
+            A concurrent.futures.Future that gets `result`, or the call's exception.
+        """
         from concurrent.futures import Future  # slow and rarely needed
 
         future: Future[Any] = Future()
@@ -185,8 +238,17 @@ class CombinedWork(Work):
 class EventWork(Work):
     """A call that another thread ends: for backends that use threads or callbacks.
 
-    what        describes the call in a timeout's message: "recv from rank 3"
-    timeout     seconds that it may take from now; None: no limit
+    Args:
+        what: Describes the call in a timeout's message: "recv from rank 3".
+        timeout: Seconds that it may take from now; None: no limit.
+        result: What the call writes, as the user passed it.
+
+    Examples:
+        >>> import threading
+        >>> work = dist.EventWork("copy to disk", timeout=60)
+        >>> threading.Thread(target=work.end).start()
+        >>> work.wait()
+        True
     """
 
     __module__ = "cydist"
@@ -202,8 +264,9 @@ class EventWork(Work):
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
         """End the call; only the first time counts.
 
-        error       the exception for the waiting thread; None: success
-        source      of a successful receive: the sender's global rank
+        Args:
+            error: The exception for the waiting thread; None: success.
+            source: Of a successful receive: the sender's global rank.
         """
         with self._lock:
             if not self._done.is_set():

@@ -11,13 +11,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cydist import _native
 from cydist._native import Array, asarray, overlapping
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.user_reduction import elements_dtype
 from cydist.reduce_ops import Op, UserReduction, op_and_factor
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    class HasDLPack(Protocol):
+        @property
+        def __dlpack__(self) -> Any: ...
+
+    class HasArrayInterface(Protocol):
+        @property
+        def __array_interface__(self) -> Any: ...
+
+    class HasCudaArrayInterface(Protocol):
+        @property
+        def __cuda_array_interface__(self) -> Any: ...
+
+    class HasArray(Protocol):
+        @property
+        def __array__(self) -> Any: ...
+
+    # What `asarray` takes, as far as types can say: a list of numbers is none of them.
+    AnyArray = Array | Buffer | HasDLPack | HasArrayInterface | HasCudaArrayInterface | HasArray
 
 
 def input_array(obj: Any, call: str, name: str) -> Array:
@@ -34,7 +56,10 @@ def output_array(obj: Any, call: str, name: str) -> Array:
     """Return the memory of an argument that is written: writable, without overlapping elements."""
     array = input_array(obj, call, name)
     if not array.writable:
-        raise ValueError(f"{call}: {name} is read-only, and the call writes to it")
+        raise ValueError(
+            f"{call}: {name} is read-only, and the call writes to it; pass a writable array, such "
+            f"as a copy made by numpy.array(x), in place of this {type(obj).__qualname__}"
+        )
     if array.self_overlapping:
         raise ValueError(
             f"{call}: {name} has elements that share memory (shape {array.shape}, strides "

@@ -8,7 +8,7 @@ the sum. cydist/api/collectives.py describes the arguments that all calls take, 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cydist._native import hash_of_sizes
 from cydist.api import arguments
@@ -20,11 +20,12 @@ from cydist.reduce_ops import Op, ReduceOp
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.api.arguments import AnyArray
     from cydist.work import Work
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[Any],
+    tensors: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -33,7 +34,29 @@ def all_reduce_coalesced(
 ) -> Work | None:
     """Reduce many arrays in place by one all_reduce.
 
-    tensors     arrays of one dtype; the same sizes in the same order on every rank
+    Args:
+        tensors: Arrays of one dtype, of the same sizes in the same order on every rank.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> gradients = [np.ones(1), np.full(2, 2.0)]
+        >>> dist.all_reduce_coalesced(gradients)
+        >>> gradients
+        [array([2.]), array([4., 4.])]
     """
     name = "all_reduce_coalesced"
     if (chosen := usable_group(group, name)) is None:
@@ -57,8 +80,8 @@ def all_reduce_coalesced(
 
 
 def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Any]],
-    input_tensor_list: Sequence[Any],
+    output_tensor_lists: Sequence[Sequence[AnyArray]],
+    input_tensor_list: Sequence[AnyArray],
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -66,9 +89,29 @@ def all_gather_coalesced(
 ) -> Work | None:
     """Gather many arrays from all ranks with one all_gather.
 
-    output_tensor_lists     p lists; entry [r][i] receives input i of rank r, and is as large
-    input_tensor_list       this rank's arrays, of one dtype; as many on every rank. Input i may be
-                            this rank's own output i
+    Args:
+        output_tensor_lists: p lists. Entry [r][i] receives input i of rank r, and is as large.
+        input_tensor_list: This rank's arrays, of one dtype; as many on every rank. Input i may be
+            this rank's own output i.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> outputs = [[np.empty(1), np.empty(2)] for _ in range(2)]
+        >>> dist.all_gather_coalesced(outputs, [np.full(1, rank + 1.0), np.full(2, rank + 2.0)])
+        >>> outputs
+        [[array([1.]), array([2., 2.])], [array([2.]), array([3., 3.])]]
     """
     name = "all_gather_coalesced"
     if (chosen := usable_group(group, name)) is None:
@@ -104,8 +147,8 @@ def all_gather_coalesced(
 
 
 def all_gather_into_tensor_coalesced(
-    output_tensors: Sequence[Any],
-    input_tensors: Sequence[Any],
+    output_tensors: Sequence[AnyArray],
+    input_tensors: Sequence[AnyArray],
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -113,9 +156,30 @@ def all_gather_into_tensor_coalesced(
 ) -> Work | None:
     """Run all_gather_into_tensor on many pairs of arrays, with one all_gather.
 
-    output_tensors      entry i is p times as large as input i
-    input_tensors       arrays of one dtype; the same sizes in the same order on every rank. Input i
-                        may be this rank's own part of output i
+    Args:
+        output_tensors: Entry i is p times as large as input i.
+        input_tensors: Arrays of one dtype, of the same sizes in the same order on every rank. Input
+            i may be this rank's own part of output i.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> outputs = [np.empty(2), np.empty(4)]
+        >>> inputs = [np.full(1, float(rank)), np.full(2, rank + 1.0)]
+        >>> dist.all_gather_into_tensor_coalesced(outputs, inputs)
+        >>> outputs
+        [array([0., 1.]), array([1., 1., 2., 2.])]
     """
     name = "all_gather_into_tensor_coalesced"
     if (chosen := usable_group(group, name)) is None:
@@ -151,8 +215,8 @@ def all_gather_into_tensor_coalesced(
 
 
 def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[Any],
-    inputs: Sequence[Any],
+    outputs: Sequence[AnyArray],
+    inputs: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -161,9 +225,31 @@ def reduce_scatter_tensor_coalesced(
 ) -> Work | None:
     """Run reduce_scatter_tensor on many pairs of arrays, with one reduce_scatter.
 
-    outputs     entry i is a p-th of input i. It may be exactly one rank's part of input i, such as
-                this rank's own; the call then needs memory for a second such output
-    inputs      arrays of one dtype; the same sizes in the same order on every rank
+    Args:
+        outputs: Entry i is a p-th of input i. It may be exactly one rank's part of input i, such as
+            this rank's own. The call then needs memory for a second such output.
+        inputs: Arrays of one dtype, of the same sizes in the same order on every rank.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> outputs = [np.empty(1), np.empty(2)]
+        >>> dist.reduce_scatter_tensor_coalesced(outputs, [np.ones(2), np.full(4, 2.0)])
+        >>> outputs
+        [array([2.]), array([4., 4.])]
     """
     name = "reduce_scatter_tensor_coalesced"
     if (chosen := usable_group(group, name)) is None:

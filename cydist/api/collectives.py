@@ -1,20 +1,13 @@
 """all_reduce ... barrier: check the arguments, pack strided arrays, call the group.
 
-Every function takes arrays of any library that `cydist.asarray` knows, strided or not, and
-
-group       from new_group; None: the default group. On a group that this rank is not in a
-            call warns once, does nothing and returns None
-async_op    True: return a Work at once; the arrays must not be touched before its `wait`
-timeout     seconds or a timedelta for this call; None: the group's
-
-and raises ValueError or TypeError for arguments that are wrong on this rank (nothing was sent, the
-group stays usable), and a DistError for every later failure (the group has failed then).
+Every function takes arrays of any library that `cydist.asarray` knows, strided or not. In the
+docstrings p is the number of ranks of the group, and shapes are those of one rank's array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cydist._native import fast_collectives, fast_path, use_operation
 from cydist.api import arguments
@@ -29,6 +22,7 @@ from cydist.work import CombinedWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.api.arguments import AnyArray
     from cydist.work import Work
 
 fast_collectives.use_operations(RedOpType)
@@ -37,7 +31,7 @@ use_operation(ReduceOp.SUM)
 
 @fast_path
 def broadcast(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = None,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -47,8 +41,29 @@ def broadcast(
 ) -> Work | None:
     """Copy the array of rank `src` into those of all ranks.
 
-    tensor      (...)   same size and dtype on every rank; read on `src`, written elsewhere
-    src         global rank; or `group_src`, a rank in the group
+    Args:
+        tensor: (...), of the same size and dtype on every rank. Read on `src`, written elsewhere.
+        src: The global rank that sends.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        group_src: Instead of `src`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.full(3, float(rank))
+        >>> dist.broadcast(x, src=1)
+        >>> x
+        array([1., 1., 1.])
     """
     if (chosen := usable_group(group, "broadcast")) is None:
         return None
@@ -68,7 +83,7 @@ def broadcast(
 
 @fast_path
 def all_reduce(
-    tensor: Any,
+    tensor: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -77,18 +92,31 @@ def all_reduce(
 ) -> Work | None:
     """Reduce the arrays of all ranks, element by element, and give all ranks the result.
 
-    tensor      (...)   same size and dtype on every rank; holds the result afterwards
-    op          one of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the
-                same on every rank
-
-    Raises TypeError for an op that is not defined for the dtype, ValueError or TypeError for other
-    wrong arguments (the group stays usable), and a DistError for a later failure (the group has
-    failed then).
-
     The bits of the result are the same on every rank.
 
-        x = numpy.array([rank + 1.0])       # [1.] on rank 0, [2.] on rank 1
-        dist.all_reduce(x)                  # [3.] on both
+    Args:
+        tensor: (...), of the same size and dtype on every rank. Holds the result afterwards.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.array([rank + 1.0])  # [1.] on rank 0, [2.] on rank 1
+        >>> dist.all_reduce(x)
+        >>> x
+        array([3.])
     """
     if (chosen := usable_group(group, "all_reduce")) is None:
         return None
@@ -105,7 +133,7 @@ def all_reduce(
 
 @fast_path
 def reduce(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int | None = None,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
@@ -116,8 +144,30 @@ def reduce(
 ) -> Work | None:
     """Reduce the arrays of all ranks into that of rank `dst`; other ranks keep theirs.
 
-    tensor      (...)   same size and dtype on every rank; written on `dst` only
-    dst         global rank; or `group_dst`, a rank in the group
+    Args:
+        tensor: (...), of the same size and dtype on every rank. Written on `dst` only.
+        dst: The global rank that gets the result.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        group_dst: Instead of `dst`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.array([rank + 1.0])
+        >>> dist.reduce(x, dst=0)
+        >>> assert x == (3.0, 2.0)[rank]  # rank 1 keeps its own
     """
     if (chosen := usable_group(group, "reduce")) is None:
         return None
@@ -136,8 +186,8 @@ def reduce(
 
 
 def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
+    tensor_list: Sequence[AnyArray],
+    tensor: AnyArray,
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -145,9 +195,29 @@ def all_gather(
 ) -> Work | None:
     """Give all ranks the arrays of all ranks.
 
-    tensor_list     p arrays; entry r receives rank r's and has its size. Sizes may differ
-                    between ranks; every rank passes the same list of sizes
-    tensor          (...)   this rank's
+    Args:
+        tensor_list: p arrays. Entry r receives rank r's and has its size. Sizes may differ between
+            ranks; every rank passes the same list of sizes.
+        tensor: (...), this rank's. It may be this rank's own entry of the list.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> parts = [np.empty(r + 1) for r in range(2)]  # rank 0 has one number, rank 1 two
+        >>> dist.all_gather(parts, np.full(rank + 1, float(rank)))
+        >>> parts
+        [array([0.]), array([1., 1.])]
     """
     if (chosen := usable_group(group, "all_gather")) is None:
         return None
@@ -175,8 +245,8 @@ def all_gather(
 
 @fast_path
 def all_gather_into_tensor(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: AnyArray,
+    input_tensor: AnyArray,
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -184,9 +254,29 @@ def all_gather_into_tensor(
 ) -> Work | None:
     """Concatenate the arrays of all ranks, in rank order, into one on every rank.
 
-    output_tensor   (p*n, ...) or (p, n, ...)   rows r*n:(r+1)*n come from rank r
-    input_tensor    (n, ...)                    same size and dtype on every rank; may be this
-                                                rank's own part of the output
+    Args:
+        output_tensor: (p*n, ...) or (p, n, ...). Rows r*n:(r+1)*n come from rank r.
+        input_tensor: (n, ...), of the same size and dtype on every rank. It may be this rank's own
+            part of the output.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.empty(4)
+        >>> dist.all_gather_into_tensor(x, np.full(2, float(rank)))
+        >>> x
+        array([0., 0., 1., 1.])
     """
     name = "all_gather_into_tensor"
     if (chosen := usable_group(group, name)) is None:
@@ -214,8 +304,8 @@ def all_gather_into_tensor(
 
 @fast_path
 def gather(
-    tensor: Any,
-    gather_list: Sequence[Any] | None = None,
+    tensor: AnyArray,
+    gather_list: Sequence[AnyArray] | None = None,
     dst: int | None = None,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -225,9 +315,29 @@ def gather(
 ) -> Work | None:
     """Give rank `dst` the arrays of all ranks.
 
-    tensor          (...)   this rank's; sizes may differ between ranks
-    gather_list     on `dst` p arrays, entry r as large as rank r's; elsewhere None
-    dst             global rank, 0 unless given; or `group_dst`, a rank in the group
+    Args:
+        tensor: (...), this rank's. Sizes may differ between ranks.
+        gather_list: On `dst` p arrays, entry r as large as rank r's. Elsewhere None.
+        dst: The global rank that receives; 0 unless given.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        group_dst: Instead of `dst`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> parts = [np.empty(1), np.empty(1)] if rank == 0 else None
+        >>> dist.gather(np.array([10.0 + rank]), parts)
+        >>> assert rank == 1 or parts == [10.0, 11.0]
     """
     if (chosen := usable_group(group, "gather")) is None:
         return None
@@ -260,8 +370,8 @@ def gather(
 
 @fast_path
 def scatter(
-    tensor: Any,
-    scatter_list: Sequence[Any] | None = None,
+    tensor: AnyArray,
+    scatter_list: Sequence[AnyArray] | None = None,
     src: int | None = None,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -271,9 +381,29 @@ def scatter(
 ) -> Work | None:
     """Give every rank its entry of a list of arrays on rank `src`.
 
-    tensor          (...)   receives this rank's; sizes may differ between ranks
-    scatter_list    on `src` p arrays, entry r as large as rank r's; elsewhere None
-    src             global rank, 0 unless given; or `group_src`, a rank in the group
+    Args:
+        tensor: (...), receives this rank's entry. Sizes may differ between ranks.
+        scatter_list: On `src` p arrays, entry r as large as rank r's `tensor`. Elsewhere None.
+        src: The global rank that sends; 0 unless given.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        group_src: Instead of `src`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.empty(2)
+        >>> dist.scatter(x, [np.zeros(2), np.ones(2)] if rank == 0 else None)
+        >>> assert (x == rank).all()
     """
     if (chosen := usable_group(group, "scatter")) is None:
         return None
@@ -305,8 +435,8 @@ def scatter(
 
 
 def reduce_scatter(
-    output: Any,
-    input_list: Sequence[Any],
+    output: AnyArray,
+    input_list: Sequence[AnyArray],
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -315,9 +445,30 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce a list of arrays over all ranks and give rank r entry r.
 
-    output          (...)   as large as this rank's entry. It may be exactly an entry of the list,
-                    such as this rank's own; the call then needs memory for a second output
-    input_list      p arrays; entry r has the same size on every rank, entries may differ
+    Args:
+        output: (...), as large as this rank's entry. It may be exactly an entry of the list, such
+            as this rank's own. The call then needs memory for a second output.
+        input_list: p arrays. Entry r has the same size on every rank, entries may differ.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.empty(1)
+        >>> dist.reduce_scatter(x, [np.array([1.0]), np.array([2.0])])
+        >>> assert x == (2.0, 4.0)[rank]
     """
     name = "reduce_scatter"
     if (chosen := usable_group(group, name)) is None:
@@ -338,8 +489,8 @@ def reduce_scatter(
 
 @fast_path
 def reduce_scatter_tensor(
-    output: Any,
-    input: Any,
+    output: AnyArray,
+    input: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -348,12 +499,30 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce an array over all ranks and give rank r the r-th part.
 
-    output      (n, ...)    may be exactly one rank's part of the input, such as this rank's own.
-                The call then needs memory for a second output
-    input       (p*n, ...) or (p, n, ...)   same size and dtype on every rank
+    Args:
+        output: (n, ...). It may be exactly one rank's part of the input, such as this rank's own.
+            The call then needs memory for a second output.
+        input: (p*n, ...) or (p, n, ...), of the same size and dtype on every rank.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
 
-        x = numpy.arange(4.0)                                       # on both of two ranks
-        dist.reduce_scatter_tensor(x[2 * rank : 2 * rank + 2], x)   # [0. 2. 2. 3.], [0. 1. 4. 6.]
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.arange(4.0)
+        >>> dist.reduce_scatter_tensor(x[2 * rank : 2 * rank + 2], x)  # in place
+        >>> assert x.tolist() == ([0, 2, 2, 3], [0, 1, 4, 6])[rank]
     """
     name = "reduce_scatter_tensor"
     if (chosen := usable_group(group, name)) is None:
@@ -385,8 +554,8 @@ def _reduce_scatter(
 
 
 def all_to_all(
-    output_tensor_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: Sequence[AnyArray],
+    input_tensor_list: Sequence[AnyArray],
     group: AnyGroup = None,
     async_op: bool = False,
     *,
@@ -394,11 +563,29 @@ def all_to_all(
 ) -> Work | None:
     """Send entry r of a list to rank r, and receive entry r of another from it.
 
-    output_tensor_list      p arrays; entry r is as large as the array that rank r sends here
-    input_tensor_list       p arrays of one dtype, of any sizes
+    Args:
+        output_tensor_list: p arrays. Entry r is as large as the array that rank r sends here. An
+            output may be exactly the memory of an input: all_to_all(xs, xs) exchanges the arrays of
+            a list. The call then needs memory for a second one of each such output.
+        input_tensor_list: p arrays of one dtype, of any sizes.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
 
-    An output may be exactly the memory of an input: all_to_all(xs, xs) exchanges the arrays of a
-    list. The call then needs memory for a second one of each such output.
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> xs = [np.array([10 * rank]), np.array([10 * rank + 1])]
+        >>> dist.all_to_all(xs, xs)
+        >>> assert xs == [rank, 10 + rank]
     """
     name = "all_to_all"
     if (chosen := usable_group(group, name)) is None:
@@ -427,8 +614,8 @@ def all_to_all(
 
 @fast_path
 def all_to_all_single(
-    output: Any,
-    input: Any,
+    output: AnyArray,
+    input: AnyArray,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: AnyGroup = None,
@@ -438,13 +625,31 @@ def all_to_all_single(
 ) -> Work | None:
     """Cut an array along its first dimension and send part r to rank r.
 
-    output                  (m, ...)    parts in rank order
-    input                   (n, ...)    parts in rank order; the other dimensions are equal
-    output_split_sizes      rows from each rank, p numbers that sum to m; None: m / p each
-    input_split_sizes       rows for each rank, p numbers that sum to n; None: n / p each
+    Args:
+        output: (m, ...), parts in rank order. It may be the input itself: all_to_all_single(x, x).
+            The call then needs memory for a second output.
+        input: (n, ...), parts in rank order. The other dimensions are equal.
+        output_split_sizes: Rows from each rank, p numbers that sum to m. None: m / p each.
+        input_split_sizes: Rows for each rank, p numbers that sum to n. None: n / p each. Every rank
+            gives both lists, or none of them.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
 
-    Every rank gives both lists, or none of them. The output may be the input itself:
-    all_to_all_single(x, x). The call then needs memory for a second output.
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.array([10 * rank, 10 * rank + 1])
+        >>> dist.all_to_all_single(x, x)
+        >>> assert x.tolist() == [rank, 10 + rank]
     """
     name = "all_to_all_single"
     if (chosen := usable_group(group, name)) is None:
@@ -480,7 +685,7 @@ def all_to_all_single(
 
 @fast_path
 def scan(
-    tensor: Any,
+    tensor: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -489,17 +694,35 @@ def scan(
 ) -> Work | None:
     """Reduce over the ranks up to and including this one, in place.
 
-    tensor      (...)   same size and dtype on every rank. AVG divides by the group's size
+    Args:
+        tensor: (...), of the same size and dtype on every rank. Holds the result afterwards.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank. AVG divides by the group's size.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
 
-        x = numpy.array([rank + 1.0])       # [1.] [2.] [3.]
-        dist.scan(x)                        # [1.] [3.] [6.]
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.array([rank + 1.0])
+        >>> dist.scan(x)
+        >>> assert x == (1.0, 3.0)[rank]
     """
     return _scan("scan", True, tensor, op, group, async_op, timeout)
 
 
 @fast_path
 def exscan(
-    tensor: Any,
+    tensor: AnyArray,
     op: Op = ReduceOp.SUM,
     group: AnyGroup = None,
     async_op: bool = False,
@@ -508,13 +731,34 @@ def exscan(
 ) -> Work | None:
     """Reduce over the ranks below this one, in place; rank 0 keeps its array.
 
-    tensor      (...)   same size and dtype on every rank. AVG divides by the group's size
+    Args:
+        tensor: (...), of the same size and dtype on every rank. Holds the result afterwards.
+        op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
+            every rank. AVG divides by the group's size.
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for objects that are not arrays and dtypes that the call does not take.
+        DistError: The call failed, with PeerFailedError, MismatchError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> first = np.array([100])  # how many rows each rank has; afterwards where they begin
+        >>> dist.exscan(first)
+        >>> assert rank == 0 or first == 100
     """
     return _scan("exscan", False, tensor, op, group, async_op, timeout)
 
 
 def _scan(
-    name: str, inclusive: bool, tensor: Any, op: Op, group: AnyGroup, async_op: bool,
+    name: str, inclusive: bool, tensor: AnyArray, op: Op, group: AnyGroup, async_op: bool,
     timeout: Timeout,
 ) -> Work | None:  # fmt: skip
     if (chosen := usable_group(group, name)) is None:
@@ -537,9 +781,29 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Wait until every rank of the group has made this call, on each backend of a group that has
-    several. The backend "nccl" also waits for the GPUs. `device_ids` is for backends with
-    devices."""
+    """Wait until every rank of the group has made this call.
+
+    A group with several backends does so on each of them. The backend "nccl" also waits for the
+    GPUs.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
+        device_ids: Taken as torch takes it, for backends with devices; others ignore it.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. The group stays usable.
+        DistError: The call failed, with PeerFailedError or DistTimeoutError for example. The group
+            has failed then.
+
+    Examples:
+        >>> dist.barrier(timeout=10)
+    """
     if (chosen := usable_group(group, "barrier")) is None:
         return None
 

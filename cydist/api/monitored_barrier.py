@@ -20,12 +20,20 @@ def monitored_barrier(
 ) -> None:
     """Run a barrier through rank 0 of the group, which names the late ranks.
 
-    timeout             seconds or a timedelta; None: the group's
-    wait_all_ranks      rank 0 waits for all ranks and names every missing one; False: the first
-                        missing rank ends the wait
+    Args:
+        group: A group from `new_group`; None is the default group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+        wait_all_ranks: Rank 0 waits for all ranks and names every missing one. False: the first
+            missing rank ends the wait.
 
-    Raises DistTimeoutError on rank 0, whose `ranks` are the missing global ranks. The other ranks
-    raise a DistTimeoutError that refers to rank 0. The group has failed then.
+    Raises:
+        ValueError: The arguments are wrong on this rank. The group stays usable.
+        DistTimeoutError: Ranks are missing. On rank 0 its `ranks` are their global ranks; the error
+            of the other ranks refers to rank 0. The group has failed then.
+        DistError: The call failed otherwise. The group has failed then.
+
+    Examples:
+        >>> dist.monitored_barrier(timeout=10, wait_all_ranks=True)
     """
     if (chosen := usable_group(group, "monitored_barrier")) is None:
         return

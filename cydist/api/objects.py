@@ -184,7 +184,26 @@ def all_gather_object(
 ) -> None:
     """Give all ranks the objects of all ranks.
 
-    object_list     a list of p entries; entry r becomes rank r's object
+    Args:
+        object_list: A list of p entries. Entry r becomes rank r's object.
+        obj: This rank's object.
+        group: A group from `new_group`; None is the default group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise; or an object needs pickle, which is not allowed here.
+        AuthenticationError: An object is not what its sender sent. The group stays usable.
+        DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
+            group stays usable.
+        DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
+            The group has failed then.
+
+    Examples:
+        >>> names = [None, None]
+        >>> dist.all_gather_object(names, f"rank {rank}")
+        >>> names
+        ['rank 0', 'rank 1']
     """
     name = "all_gather_object"
     if (chosen := _as_host_group(group, name, timeout)) is None:
@@ -218,9 +237,30 @@ def broadcast_object_list(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Replace the lists of all ranks by that of rank `src` (global; or `group_src`).
+    """Replace the lists of all ranks by that of rank `src`.
 
-    object_list     of the same length on every rank; overwritten except on `src`
+    Args:
+        object_list: Of the same length on every rank. Overwritten except on `src`.
+        src: The global rank that sends; 0 unless given.
+        group: A group from `new_group`; None is the default group.
+        device: Accepted and ignored, as objects travel through CPU memory.
+        group_src: Instead of `src`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise; or an object needs pickle, which is not allowed here.
+        AuthenticationError: An object is not what its sender sent. The group stays usable.
+        DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
+            group stays usable.
+        DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
+            The group has failed then.
+
+    Examples:
+        >>> settings = [{"lr": 0.1}] if rank == 0 else [None]
+        >>> dist.broadcast_object_list(settings)
+        >>> settings
+        [{'lr': 0.1}]
     """
     name = "broadcast_object_list"
     if (chosen := _as_host_group(group, name, timeout)) is None:
@@ -259,9 +299,29 @@ def gather_object(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Give rank `dst` (global; or `group_dst`) the objects of all ranks.
+    """Give rank `dst` the objects of all ranks.
 
-    object_gather_list      on `dst` a list of p entries; None elsewhere
+    Args:
+        obj: This rank's object.
+        object_gather_list: On `dst` a list of p entries. None elsewhere.
+        dst: The global rank that receives; 0 unless given.
+        group: A group from `new_group`; None is the default group.
+        group_dst: Instead of `dst`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise; or an object needs pickle, which is not allowed here.
+        AuthenticationError: An object is not what its sender sent. The group stays usable.
+        DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
+            group stays usable.
+        DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
+            The group has failed then.
+
+    Examples:
+        >>> names = [None, None] if rank == 0 else None
+        >>> dist.gather_object(f"rank {rank}", names)
+        >>> assert rank == 1 or names == ["rank 0", "rank 1"]
     """
     name = "gather_object"
     if (chosen := _as_host_group(group, name, timeout)) is None:
@@ -302,10 +362,29 @@ def scatter_object_list(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Give every rank its entry of the list on rank `src` (global; or `group_src`).
+    """Give every rank its entry of the list on rank `src`.
 
-    scatter_object_output_list      not empty; entry 0 becomes this rank's object
-    scatter_object_input_list       on `src` p objects; ignored elsewhere
+    Args:
+        scatter_object_output_list: Not empty. Entry 0 becomes this rank's object.
+        scatter_object_input_list: On `src` p objects; ignored elsewhere.
+        src: The global rank that sends; 0 unless given.
+        group: A group from `new_group`; None is the default group.
+        group_src: Instead of `src`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise; or an object needs pickle, which is not allowed here.
+        AuthenticationError: An object is not what its sender sent. The group stays usable.
+        DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
+            group stays usable.
+        DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
+            The group has failed then.
+
+    Examples:
+        >>> mine = [None]
+        >>> dist.scatter_object_list(mine, [("a", 1), ("b", 2)] if rank == 0 else None)
+        >>> assert mine == [(("a", 1), ("b", 2))[rank]]
     """
     name = "scatter_object_list"
     if (chosen := _as_host_group(group, name, timeout)) is None:
@@ -350,7 +429,32 @@ def send_object_list(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Send a list of objects to rank `dst` (global; or `group_dst`)."""
+    """Send a list of objects to rank `dst`.
+
+    Args:
+        object_list: Objects of any kind, which the receiver's list replaces.
+        dst: The global rank that receives.
+        group: A group from `new_group`; None is the default group.
+        device: Accepted and ignored, as objects travel through CPU memory.
+        group_dst: Instead of `dst`: its rank in the group.
+        use_batch: Accepted and ignored: one message goes out either way.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise; or an object needs pickle, which is not allowed here.
+        AuthenticationError: An object is not what its sender sent. The group stays usable.
+        DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
+            group stays usable.
+        DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
+            The group has failed then.
+
+    Examples:
+        >>> if rank == 0:
+        ...     dist.send_object_list(["step", 7], dst=1)
+        ... else:
+        ...     assert dist.recv_object_list([None, None], src=0) == 0
+    """
     name = "send_object_list"
     if (chosen := _as_host_group(group, name, timeout)) is None:
         return
@@ -380,10 +484,35 @@ def recv_object_list(
     *,
     timeout: Timeout = None,
 ) -> int:
-    """Receive a list of objects from rank `src`, or from any rank if None; return the sender's
-    global rank.
+    """Receive a list of objects from rank `src`, or from any rank if None.
 
-    object_list     of the sender's length; overwritten
+    Args:
+        object_list: Of the sender's length. Overwritten.
+        src: The global rank that sends; None: the rank whose message comes first.
+        group: A group from `new_group`; None is the default group.
+        device: Accepted and ignored, as objects travel through CPU memory.
+        group_src: Instead of `src`: its rank in the group.
+        use_batch: Accepted and ignored: one message comes in either way.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        The sender's global rank; -1 on a group that this rank is not in.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise; or an object needs pickle, which is not allowed here.
+        AuthenticationError: An object is not what its sender sent. The group stays usable.
+        DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
+            group stays usable.
+        DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
+            The group has failed then.
+
+    Examples:
+        >>> found = [None, None]
+        >>> if rank == 0:
+        ...     dist.send_object_list(["step", 7], dst=1)
+        ... else:
+        ...     assert dist.recv_object_list(found) == 0 and found == ["step", 7]
     """
     name = "recv_object_list"
     if (chosen := _as_host_group(group, name, timeout)) is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cydist._native import LARGEST_TAG, fast_path
 from cydist.api import arguments
@@ -20,6 +20,9 @@ from cydist.errors import DistError, DistTimeoutError
 from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
 from cydist.work import FinishedWork, Work
+
+if TYPE_CHECKING:
+    from cydist.api.arguments import AnyArray
 
 
 def peer_rank(
@@ -44,7 +47,7 @@ def _check_tag(name: str, tag: int) -> None:
 
 @fast_path
 def isend(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -54,7 +57,26 @@ def isend(
 
     If you drop the Work, the message still goes on and the array stays alive.
 
-    tag     distinguishes messages between the same ranks; 0 to 2**31 - 1
+    Args:
+        tensor: (...), of any shape and dtype. The receiver's has as many elements of that dtype.
+        dst: The global rank that receives.
+        group: A group from `new_group`; None is the default group.
+        tag: Distinguishes messages between the same ranks; 0 to 2**31 - 1.
+        group_dst: Instead of `dst`: its rank in the group.
+
+    Returns:
+        A `Work`; None, after one warning, on a group that this rank is not in.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for an object that is not an array.
+        DistError: The group failed before. A failure of the message is raised by the Work's wait.
+
+    Examples:
+        >>> if rank == 0:
+        ...     assert dist.isend(np.zeros(1), dst=1).wait()
+        ... else:
+        ...     _ = dist.recv(np.empty(1), src=0)
     """
     chosen = usable_group(group, "isend")
     return None if chosen is None else _prepare_send(chosen, "isend", tensor, dst, tag, group_dst)()
@@ -78,7 +100,7 @@ def _prepare_send(
 
 @fast_path
 def irecv(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -86,7 +108,28 @@ def irecv(
 ) -> Work | None:
     """Start receiving an array from rank `src`, or from the rank that sends first if None.
 
-    The Work's `source_rank()` is the sender's global rank.
+    Args:
+        tensor: (...), written until the Work's wait returns. It has the sender's dtype and number
+            of elements, in any shape.
+        src: The global rank that sends; None: the rank whose message comes first.
+        group: A group from `new_group`; None is the default group.
+        tag: Of the message to take; 0 to 2**31 - 1.
+        group_src: Instead of `src`: its rank in the group.
+
+    Returns:
+        A `Work`, whose `source_rank()` is the sender's global rank; None, after one warning, on a
+        group that this rank is not in.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. The group stays usable.
+        TypeError: Likewise, for an object that is not an array.
+        DistError: The group failed before. A failure of the message is raised by the Work's wait.
+
+    Examples:
+        >>> theirs = np.empty(1)
+        >>> receive = dist.irecv(theirs, src=1 - rank)
+        >>> dist.send(np.array([float(rank)]), dst=1 - rank)
+        >>> assert receive.wait() and theirs == 1 - rank
     """
     chosen = usable_group(group, "irecv")
     return None if chosen is None else _prepare_recv(chosen, "irecv", tensor, src, tag, group_src)()
@@ -135,7 +178,7 @@ def _run_blocking(
 
 @fast_path
 def send(
-    tensor: Any,
+    tensor: AnyArray,
     dst: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -145,14 +188,26 @@ def send(
 ) -> None:
     """Send an array to rank `dst`; return when you may change it again.
 
-    tensor      (...)   of any shape and dtype; the receiver's has as many elements of that dtype
-    dst         global rank; or `group_dst`, a rank in the group
-    tag         distinguishes messages between the same ranks; 0 to 2**31 - 1
-    timeout     seconds or a timedelta; None: the group's
+    Args:
+        tensor: (...), of any shape and dtype. The receiver's has as many elements of that dtype.
+        dst: The global rank that receives.
+        group: A group from `new_group`; None is the default group.
+        tag: Distinguishes messages between the same ranks; 0 to 2**31 - 1.
+        group_dst: Instead of `dst`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
 
-    Raises ValueError or TypeError for wrong arguments (nothing was sent, the group stays usable),
-    and a DistError for a later failure, DistTimeoutError and PeerFailedError among them (the group
-    has failed then).
+    Raises:
+        ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
+        TypeError: Likewise, for an object that is not an array.
+        DistError: The message failed, with PeerFailedError or DistTimeoutError for example. The
+            group has failed then.
+
+    Examples:
+        >>> x = np.arange(3.0)
+        >>> if rank == 0:
+        ...     dist.send(x, dst=1)
+        ... else:
+        ...     assert dist.recv(x, src=0) == 0
     """
     limit = seconds(timeout, "send")
     chosen = usable_group(group, "send")
@@ -164,7 +219,7 @@ def send(
 
 @fast_path
 def recv(
-    tensor: Any,
+    tensor: AnyArray,
     src: int | None = None,
     group: AnyGroup = None,
     tag: int = 0,
@@ -172,17 +227,37 @@ def recv(
     *,
     timeout: Timeout = None,
 ) -> int:
-    """Receive an array from rank `src`, or from any rank if None; return the sender's global rank.
+    """Receive an array from rank `src`, or from any rank if None.
 
-    tensor      (...)   written; has the sender's dtype and number of elements, in any shape
-    src         global rank; or `group_src`, a rank in the group
-    tag         of the message to take; 0 to 2**31 - 1
-    timeout     seconds or a timedelta; None: the group's
+    A receive from any rank takes the next message with its tag, also one that was meant for a later
+    phase of the program. End a phase with a barrier, or give each phase a tag of its own.
 
-    Returns -1 on a group that this rank is not in. Raises ValueError or TypeError for wrong
-    arguments (the group stays usable), MismatchError for a message of another size or dtype, and
-    another DistError for other failures, DistTimeoutError and PeerFailedError among them (the group
-    has failed then).
+    Args:
+        tensor: (...), written. It has the sender's dtype and number of elements, in any shape.
+        src: The global rank that sends; None: the rank whose message comes first.
+        group: A group from `new_group`; None is the default group.
+        tag: Of the message to take; 0 to 2**31 - 1.
+        group_src: Instead of `src`: its rank in the group.
+        timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        The sender's global rank; -1 on a group that this rank is not in.
+
+    Raises:
+        ValueError: The arguments are wrong on this rank. The group stays usable.
+        TypeError: Likewise, for an object that is not an array.
+        MismatchError: The message has another size or dtype. The group has failed then.
+        DistError: The message failed otherwise, with PeerFailedError or DistTimeoutError for
+            example. The group has failed then.
+
+    Examples:
+        >>> x = np.full(2, float(rank))
+        >>> if rank == 0:
+        ...     assert dist.recv(x) == 1
+        ... else:
+        ...     dist.send(x, dst=0)
+        >>> x
+        array([1., 1.])
     """
     limit = seconds(timeout, "recv")
     chosen = usable_group(group, "recv")
@@ -195,8 +270,19 @@ def recv(
 class P2POp:
     """One message of `batch_isend_irecv`.
 
-    op              `isend` or `irecv`
-    tensor, peer    the array, and the global rank of the receiver or sender
+    Args:
+        op: `isend` or `irecv`.
+        tensor: (...), the array to send, or to receive into.
+        peer: The global rank of the receiver or sender.
+        group: A group from `new_group`; None is the default group.
+        tag: Distinguishes messages between the same ranks; 0 to 2**31 - 1.
+        group_peer: Instead of `peer`: its rank in the group.
+
+    Raises:
+        ValueError: `op` is neither of both.
+
+    Examples:
+        >>> message = dist.P2POp(dist.isend, np.zeros(3), 1 - rank)
     """
 
     __module__ = "cydist"
@@ -204,7 +290,7 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Work | None],
-        tensor: Any,
+        tensor: AnyArray,
         peer: int | None = None,
         group: AnyGroup = None,
         tag: int = 0,
@@ -225,11 +311,29 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start many messages at once; return a Work for each that this rank takes part in.
+    """Start many messages at once.
 
-    All entries name one group. Receives are posted before sends, so messages arrive in place.
-    Messages with one peer and tag keep the order of the list. Raises ValueError or TypeError for a
-    wrong entry, before any message is started.
+    Receives are posted before sends, so messages arrive without a copy. Messages with one peer and
+    tag keep the order of the list.
+
+    Args:
+        p2p_op_list: One message or more, of one group.
+
+    Returns:
+        A `Work` for each message that this rank takes part in.
+
+    Raises:
+        ValueError: An entry is wrong. No message was started; the group stays usable.
+        TypeError: Likewise, for an entry that is not a P2POp.
+        DistError: The group failed before. Each Work raises the error of its own message.
+
+    Examples:
+        >>> theirs = np.empty(1)
+        >>> send = dist.P2POp(dist.isend, np.array([float(rank)]), 1 - rank)
+        >>> receive = dist.P2POp(dist.irecv, theirs, 1 - rank)
+        >>> for work in dist.batch_isend_irecv([send, receive]):
+        ...     _ = work.wait()
+        >>> assert theirs == 1 - rank
     """
     name = "batch_isend_irecv"
     if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):

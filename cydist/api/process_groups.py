@@ -65,7 +65,16 @@ class _GroupMeta(type):
 
 
 class GroupMember(metaclass=_GroupMeta):
-    """torch.distributed's names for "the default group" and "not in the group"."""
+    """torch.distributed's names for "the default group" and "not in the group".
+
+    Attributes:
+        WORLD: The default group; None while there is none.
+        NON_GROUP_MEMBER: What `new_group` returns on a rank that is not in the group.
+
+    Examples:
+        >>> other = dist.new_group([1 - rank], use_local_synchronization=True)
+        >>> assert other is dist.GroupMember.NON_GROUP_MEMBER
+    """
 
     __module__ = "cydist"
 
@@ -73,7 +82,15 @@ class GroupMember(metaclass=_GroupMeta):
 
 
 class group(metaclass=_GroupMeta):
-    """``group.WORLD`` is the default group."""
+    """The default group, under torch.distributed's name.
+
+    Attributes:
+        WORLD: The default group; None while there is none.
+
+    Examples:
+        >>> dist.group.WORLD.size()
+        2
+    """
 
     __module__ = "cydist"
 
@@ -153,24 +170,34 @@ def init_process_group(
 ) -> None:
     """Join the job and make the default group. Blocks until all ranks have joined.
 
-    backend         "tcp" ("gloo" means the same), "mpi", "nccl", "inproc", a registered one, or
-                    one for each kind of memory: "cpu:tcp,cuda:nccl". None: "mpi" under an MPI
-                    launcher if mpi4py is installed, else "tcp"; and "nccl" for arrays on GPUs, if
-                    cupy and NCCL are installed and the process has imported cupy or used torch on a
-                    GPU
-    init_method     "env://" (the default), "tcp://host:port", "file:///path"; not with `store`
-    timeout         most time that a call may take, in seconds or as a timedelta; default 30 minutes
-    world_size      number of ranks, and
-    rank            this process's rank, unless the launcher or the URL gives them
-    store           an explicit store; needs `rank` and `world_size`
-    group_name      separates jobs that meet at one address or file
-    pg_options      for the backend
-    device_id       accepted for compatibility with torch; a backend with devices may use it
-    allow_pickle    whether object collectives may pickle objects that their own codec cannot encode
+    Args:
+        backend: "tcp" ("gloo" means the same), "mpi", "nccl", "inproc", a registered one, or one
+            for each kind of memory: "cpu:tcp,cuda:nccl". None: "mpi" under an MPI launcher if
+            mpi4py is installed, else "tcp"; and "nccl" for arrays on GPUs, if cupy and NCCL are
+            installed and the process has imported cupy or used torch on a GPU.
+        init_method: "env://" (the default), "tcp://host:port" or "file:///path". Not with `store`.
+        timeout: The most time that a call may take, in seconds or as a timedelta; 30 minutes by
+            default.
+        world_size: Number of ranks, unless the launcher or the URL gives it.
+        rank: This process's rank, unless the launcher or the URL gives it.
+        store: An explicit store, which needs `rank` and `world_size`.
+        group_name: Separates jobs that meet at one address or file.
+        pg_options: For the backend.
+        device_id: Accepted for compatibility with torch. A backend with devices may use it.
+        allow_pickle: Whether object collectives may pickle objects that their own codec cannot
+            encode.
 
-    Raises ValueError for contradictory arguments and a second call, RendezvousError when ranks are
-    missing at the timeout or ask for different backends (the message lists them), PeerFailedError
-    when a rank dies meanwhile, DistNetworkError when this rank gets no port, descriptor or file.
+    Raises:
+        ValueError: The arguments contradict each other, or there is a default group already.
+        RendezvousError: Ranks are missing at the timeout, or ask for different backends; the
+            message lists them.
+        PeerFailedError: A rank died meanwhile.
+        AuthenticationError: The ranks do not share one secret.
+        DistNetworkError: This rank gets no port, descriptor or file.
+
+    Examples:
+        >>> # in each process that cydistrun, torchrun, mpirun or srun has started
+        >>> dist.init_process_group("tcp", timeout=60)  # doctest: +SKIP
     """
     # These load sockets and cryptography, which `import cydist` alone does not need.
     from cydist.rendezvous import handlers
@@ -216,15 +243,33 @@ def apply_settings() -> None:
 
 def is_initialized() -> bool:
     """Return whether the default group exists: init_process_group was called, and it was not
-    destroyed."""
+    destroyed.
+
+    Returns:
+        True from the end of init_process_group to destroy_process_group.
+
+    Examples:
+        >>> dist.is_initialized()
+        True
+    """
     return _current_world() is not None
 
 
 def destroy_process_group(group: AnyGroup = None) -> None:
-    """Destroy a group; None destroys all groups and leaves the job. Idempotent on a group.
+    """Destroy a group; None destroys all groups and leaves the job.
 
-    Raises MismatchError, after destroying them, if the ranks find only now that their last calls
-    differed. On backend "mpi", for example, a call may end before it is compared.
+    A group may be destroyed twice. Calls on it raise GroupDestroyedError.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+
+    Raises:
+        MismatchError: The ranks find only now that their last calls differed. On backend "mpi", for
+            example, a call may end before it is compared. The groups are destroyed all the same.
+
+    Examples:
+        >>> pair = dist.new_group([0, 1])
+        >>> dist.destroy_process_group(pair)
     """
     check_group(group)
     if isinstance(group, NonMember):
@@ -265,22 +310,37 @@ def new_group(
     device_id: object = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonMember:
-    """Make a group of some global ranks. Moves no data. If the default group has another backend,
-    the first group of backend "mpi" waits for all ranks, members or not.
+    """Make a group of some global ranks. Moves no data.
 
-    ranks           global ranks; None: all. Sorted unless `sort_ranks` is False
-    timeout         as init_process_group's; None: the default group's
-    backend         None: the default group's
-    use_local_synchronization
-                    only the members call; not on backend "mpi". False: every rank of the world
-                    calls new_group, in the same order, members or not
+    If the default group has another backend, the first group of backend "mpi" waits for all ranks,
+    members or not. A rank that asks for the default group's backend ("tcp", "inproc" or "mpi")
+    waits for no other. If ranks ask for different ones it still gets a group, and its calls on that
+    group raise MismatchError.
 
-    Returns the group, or GroupMember.NON_GROUP_MEMBER if this rank is not in it. Raises TypeError
-    for ranks that are not integers, ValueError for unknown or repeated ranks, for a wrong timeout,
-    and for use_local_synchronization on "mpi". Nothing has happened then, and you can call it
-    again. Raises RendezvousError when the ranks ask for different backends. A rank that asks for
-    the default group's backend ("tcp", "inproc" or "mpi") waits for no other, so it gets a group,
-    and its calls on that group raise MismatchError.
+    Args:
+        ranks: Global ranks; None: all. Sorted unless `sort_ranks` is False.
+        timeout: As init_process_group's; None: the default group's.
+        backend: None: the default group's.
+        pg_options: For the backend.
+        use_local_synchronization: Only the members call; not on backend "mpi". False: every rank of
+            the world calls new_group, in the same order, members or not.
+        group_desc: What messages call the group. Its name by default.
+        device_id: Accepted for compatibility with torch.
+        sort_ranks: False: group ranks follow the order of `ranks`.
+
+    Returns:
+        The group, or GroupMember.NON_GROUP_MEMBER if this rank is not in it.
+
+    Raises:
+        TypeError: Ranks are not integers. Nothing has happened, and you can call it again.
+        ValueError: Ranks are unknown or repeated, the timeout is wrong, or
+            `use_local_synchronization` is set on "mpi". Nothing has happened, and you can call it
+            again.
+        RendezvousError: The ranks ask for different backends.
+
+    Examples:
+        >>> evens = dist.new_group([0])
+        >>> assert dist.get_rank(evens) == (0, -1)[rank]
     """
     world = current_world()
     world.groups[DEFAULT_GROUP].check_process("new_group")
@@ -338,14 +398,6 @@ def shrink_group(
 ) -> ProcessGroup | NonMember:
     """Replace `group` by a new group of the members that are neither excluded nor dead.
 
-    ranks_to_exclude    ranks of `group`; None: only dead ranks are excluded, if there are any
-    group               None: the default group; the new group then becomes the default group
-    shrink_flags        SHRINK_ABORT first ends all calls under way on `group` with an error;
-                        with SHRINK_DEFAULT they end when the new group exists
-    pg_options          for the backend
-    timeout             seconds or a timedelta that the other ranks have to call this too; None: the
-                        group's
-
     Every remaining member calls this; the group may have failed. They agree on the members of the
     new group: a rank is left out if one of them excludes it, or finds it dead before the new group
     exists. A barrier on the new group ends the call.
@@ -354,11 +406,33 @@ def shrink_group(
     were made with. When the default group is shrunk, its ranks are renumbered from 0: get_rank,
     get_world_size, new_group, and global ranks in calls on the new groups use the new numbers.
 
-    Raises ValueError when the list is empty, names a rank twice, an unknown rank, or all ranks, and
-    for a group of one rank; UnsupportedError if the backend cannot do it (nothing has happened
-    then); DistBackendError if this rank is excluded, by its own list or another's;
-    DistTimeoutError, which names the ranks that neither called nor died. You can call it again
-    after a timeout.
+    Args:
+        ranks_to_exclude: Ranks of `group`. None: only dead ranks are excluded, if there are any.
+        group: The group to replace. None: the default group; the new group then becomes the default
+            group.
+        shrink_flags: SHRINK_ABORT first ends all calls under way on `group` with an error. With
+            SHRINK_DEFAULT they end when the new group exists.
+        pg_options: For the backend.
+        timeout: Seconds or a timedelta that the other ranks have to call this too; None takes the
+            group's.
+
+    Returns:
+        The new group, or GroupMember.NON_GROUP_MEMBER on a rank that was not in the old one.
+
+    Raises:
+        TypeError: `ranks_to_exclude` is not a list of integers. Nothing has happened then.
+        ValueError: The list is empty, names a rank twice, an unknown rank or all ranks, or the
+            group has one rank. Nothing has happened then.
+        UnsupportedError: The backend cannot do it. Nothing has happened then.
+        DistBackendError: This rank is excluded, by its own list or another's.
+        DistTimeoutError: Ranks neither called nor died; the message names them. You can call it
+            again.
+
+    Examples:
+        >>> pair = dist.new_group([0, 1])
+        >>> if rank == 0:
+        ...     alone = dist.shrink_group([1], pair)
+        ...     assert alone.size() == 1
     """
     if (chosen := usable_group(group, "shrink_group")) is None:
         return GroupMember.NON_GROUP_MEMBER
@@ -419,13 +493,40 @@ def _excluded_ranks(ranks: Iterable[int], group: ProcessGroup) -> tuple[int, ...
 
 
 def get_rank(group: AnyGroup = None) -> int:
-    """Return this process's rank in the group; -1 if it is not a member."""
+    """Return this process's rank in the group; -1 if it is not a member.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+
+    Returns:
+        0 to p - 1, or -1.
+
+    Raises:
+        ValueError: There is no default group.
+
+    Examples:
+        >>> assert dist.get_rank() == rank
+    """
     found = resolve_group(group)
     return -1 if found is None else found.rank()
 
 
 def get_world_size(group: AnyGroup = None) -> int:
-    """Return how many ranks the group has; -1 if this process is not a member."""
+    """Return how many ranks the group has; -1 if this process is not a member.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+
+    Returns:
+        The number of ranks, or -1.
+
+    Raises:
+        ValueError: There is no default group.
+
+    Examples:
+        >>> dist.get_world_size()
+        2
+    """
     found = resolve_group(group)
     return -1 if found is None else found.size()
 
@@ -438,14 +539,42 @@ def _members_only(group: AnyGroup, what: str) -> ProcessGroup:
 
 
 def get_backend(group: AnyGroup = None) -> str:
-    """Return the name of the group's backend. Raises ValueError on non-members."""
+    """Return the name of the group's backend.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+
+    Returns:
+        The name, in lower case. For a group with a backend for each kind of memory: all of them, as
+        init_process_group takes them.
+
+    Raises:
+        ValueError: This rank is not in the group, or there is no default group.
+
+    Examples:
+        >>> dist.get_backend()
+        'tcp'
+    """
     return _members_only(group, "get_backend").backend
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
     """Return the group rank of a global rank.
 
-    Raises ValueError if it is not a member, or if this rank is not.
+    Args:
+        group: A group from `new_group`; None is the default group.
+        global_rank: A rank of the world.
+
+    Returns:
+        The member's rank in the group.
+
+    Raises:
+        ValueError: It is not a member, or this rank is not.
+
+    Examples:
+        >>> swapped = dist.new_group([1, 0], sort_ranks=False)
+        >>> dist.get_group_rank(swapped, 1)
+        0
     """
     return _members_only(group, "get_group_rank").get_group_rank(global_rank)
 
@@ -453,7 +582,20 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     """Return the global rank of a group rank.
 
-    Raises ValueError if there is no such rank, and on non-members.
+    Args:
+        group: A group from `new_group`; None is the default group.
+        group_rank: A rank of the group, from 0.
+
+    Returns:
+        The member's rank in the world.
+
+    Raises:
+        ValueError: There is no such rank, or this rank is not in the group.
+
+    Examples:
+        >>> swapped = dist.new_group([1, 0], sort_ranks=False)
+        >>> dist.get_global_rank(swapped, 0)
+        1
     """
     found = _members_only(group, "get_global_rank")
     if not 0 <= group_rank < found.size():
@@ -464,17 +606,58 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: AnyGroup) -> list[int]:
-    """Return the members' global ranks, by group rank. Raises ValueError on non-members."""
+    """Return the members' global ranks, by group rank.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+
+    Returns:
+        A new list.
+
+    Raises:
+        ValueError: This rank is not in the group.
+
+    Examples:
+        >>> dist.get_process_group_ranks(None)
+        [0, 1]
+    """
     return list(_members_only(group, "get_process_group_ranks").ranks)
 
 
 def get_pg_count() -> int:
-    """Return how many groups this rank is in."""
+    """Return how many groups this rank is in.
+
+    Returns:
+        The number of groups, the default group among them.
+
+    Raises:
+        ValueError: There is no default group.
+
+    Examples:
+        >>> before = dist.get_pg_count()
+        >>> pair = dist.new_group()
+        >>> dist.get_pg_count() - before
+        1
+    """
     return len(current_world().groups)
 
 
 def abort(group: AnyGroup = None) -> None:
-    """End every call under way on the group with an error, at once. The group has failed then."""
+    """End every call under way on the group with an error, at once. The group has failed then.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+
+    Raises:
+        ValueError: This rank is not in the group.
+        ForkedError: This process is a forked child of the rank.
+
+    Examples:
+        >>> doomed = dist.new_group([0, 1])
+        >>> work = dist.irecv(np.empty(1), src=1 - rank, group=doomed)
+        >>> dist.abort(doomed)  # work.wait() raises now
+        >>> assert isinstance(work.exception(), dist.DistError)
+    """
     chosen = _members_only(group, "abort")
     chosen.check_process("abort")
     chosen.abort()

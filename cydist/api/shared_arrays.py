@@ -14,15 +14,12 @@ from cydist.api.arguments import input_array
 from cydist.api.process_groups import AnyGroup, check_group, resolve_group
 
 if TYPE_CHECKING:
+    from cydist.api.arguments import AnyArray
     from cydist.groups.process_group import ProcessGroup
 
 
 def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
     """Return an array that the group's collectives use without copies if its ranks share memory.
-
-    shape       an integer or a sequence of them
-    dtype       anything that numpy.dtype takes, except objects, for a numpy array; a torch dtype
-                for a torch tensor
 
     Every rank makes its own array: this is not a collective, and waits for no other rank. The
     values are undefined. The array begins at a page boundary, and its memory is reserved: writing
@@ -32,13 +29,26 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
     If there is no shared memory (other hosts, `CYDIST_TRANSPORT=tcp` or `mpi`, the backend
     "inproc") the array is private; `is_shared` tells which it is.
 
-        gradient = dist.empty_shared(1_000_000, "float32")
-        gradient[:] = rank
-        dist.all_reduce(gradient)
+    Args:
+        shape: An integer or a sequence of them.
+        dtype: Anything that numpy.dtype takes, except objects, for a numpy array; a torch dtype for
+            a torch tensor.
+        group: A group from `new_group`; None is the default group.
 
-    Raises MemoryError when the host has too little memory left, TypeError or ValueError for an
-    invalid shape or dtype and for a group that this rank is not in, ForkedError in a forked child.
-    The group stays usable.
+    Returns:
+        A numpy array or a torch tensor of this shape and dtype.
+
+    Raises:
+        MemoryError: The host has too little memory left. The group stays usable.
+        TypeError: The shape or dtype is invalid. The group stays usable.
+        ValueError: Likewise, or this rank is not in the group.
+        ForkedError: This process is a forked child of the rank.
+
+    Examples:
+        >>> gradient = dist.empty_shared(1000, "float32")
+        >>> gradient[:] = rank
+        >>> dist.all_reduce(gradient)
+        >>> assert (gradient == 1).all()
     """
     import numpy as np
 
@@ -62,12 +72,26 @@ def empty_shared(shape: Any, dtype: Any = float, group: AnyGroup = None) -> Any:
     return np.ndarray(sizes, kind, memory) if memory is not None else np.empty(sizes, kind)
 
 
-def is_shared(tensor: Any, group: AnyGroup = None) -> bool:
+def is_shared(tensor: AnyArray, group: AnyGroup = None) -> bool:
     """Return whether the group's other members can read this array in place.
 
     It is true for arrays from `empty_shared` on a group whose members are all on one host, and for
-    their contiguous views. Raises TypeError if `tensor` is not an array, ValueError for a group
-    that this rank is not in.
+    their contiguous views.
+
+    Args:
+        tensor: An array of any library that `asarray` knows.
+        group: A group from `new_group`; None is the default group.
+
+    Returns:
+        True or False.
+
+    Raises:
+        TypeError: `tensor` is not an array.
+        ValueError: This rank is not in the group.
+
+    Examples:
+        >>> dist.is_shared(np.empty(3))
+        False
     """
     array = input_array(tensor, "is_shared", "tensor")
     chosen = _group(group, "is_shared")

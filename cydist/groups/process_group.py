@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cydist import _native
 from cydist.errors import (
@@ -81,19 +81,27 @@ class Call:
 class ProcessGroup:
     """A set of ranks that communicate, from the view of one rank.
 
-    rank(), size()  of this process in the group
-    ranks           global rank of each member, by group rank
-    timeout         default time limit of a call, in seconds
-    devices         kinds of memory that the group takes: "cpu", "cuda"
+    A backend must implement two methods, `isend` and `irecv`; all collectives are derived from
+    them, and a backend overrides those that it does better. Messages with one tag between two ranks
+    keep their order. DERIVED_TAG (-1) is reserved for the derived collectives.
 
-    The two methods that a backend must implement:
+    Args:
+        rank: This process's rank in the group.
+        size: How many ranks it has.
+        timeout: Default time limit of a call, in seconds or as a timedelta.
+        name: Of the group, for messages.
+        ranks: Global rank of each member, by group rank; None: 0 to size - 1.
+        backend: The backend's name.
 
-    isend(array, peer, tag)     start sending; returns a Work
-    irecv(array, peer, tag)     start receiving; returns a Work whose `source_rank` is known when
-                                complete; peer None receives from any rank (optional)
+    Attributes:
+        ranks: Global rank of each member, by group rank.
+        timeout: Default time limit of a call, in seconds.
+        devices: Kinds of memory that the group takes: "cpu", "cuda".
 
-    Messages with one tag between two ranks keep their order. DERIVED_TAG (-1) is reserved for the
-    derived collectives.
+    Examples:
+        >>> pair = dist.new_group([0, 1])
+        >>> pair.rank() == rank, pair.size(), pair.ranks
+        (True, 2, (0, 1))
     """
 
     __module__ = "cydist"
@@ -141,47 +149,103 @@ class ProcessGroup:
 
     @property
     def error(self) -> BaseException | None:
-        """Return the error that failed the group, as it was raised; None while the group takes
-        calls."""
+        """Return the error that failed the group, as it was raised.
+
+        Returns:
+            The error; None while the group takes calls.
+        """
         return self._failed
 
     # Implemented by a backend.
 
     def isend(self, array: Array, peer: int, tag: int) -> Work:
-        """Start sending `array` to group rank `peer`."""
+        """Start sending `array` to group rank `peer`.
+
+        Args:
+            array: Contiguous, unless `accepts_strided` says otherwise.
+            peer: A group rank.
+            tag: Distinguishes messages between the same ranks.
+
+        Returns:
+            A `Work`.
+        """
         raise UnsupportedError(f"backend {self.backend!r} does not send")
 
     def irecv(self, array: Array, peer: int | None, tag: int) -> Work:
-        """Start receiving into `array` from group rank `peer`; None: from any rank."""
+        """Start receiving into `array` from group rank `peer`.
+
+        Args:
+            array: Contiguous, unless `accepts_strided` says otherwise.
+            peer: A group rank; None: any rank, which a backend need not support.
+            tag: Of the message to take.
+
+        Returns:
+            A `Work` whose `source_rank` is known when it is complete.
+        """
         raise UnsupportedError(f"backend {self.backend!r} does not receive")
 
     def check_accepts(self, name: str, array: Array) -> None:
-        """Raise UnsupportedError if a call cannot take this array now. Callers ask before they pack
-        arrays, since that might already enqueue copies into a CUDA graph under capture."""
+        """Raise UnsupportedError if a call cannot take this array now.
+
+        Callers ask before they pack arrays, since that might already enqueue copies into a CUDA
+        graph under capture.
+
+        Args:
+            name: Of the call, for messages.
+            array: One of its arrays.
+
+        Raises:
+            UnsupportedError: The backend cannot take it. The group stays usable.
+        """
 
     def accepts_strided(self, array: Array, peer: int | None) -> bool:
         """Return whether `isend` and `irecv` take this strided array for a message to or from this
-        peer. Otherwise their callers pack it."""
+        peer. Otherwise their callers pack it.
+
+        Args:
+            array: A strided array.
+            peer: A group rank; None: any.
+
+        Returns:
+            True or False.
+        """
         return False
 
     def share(self, nbytes: int) -> memoryview | None:
-        """Return memory for an array that the members' collectives need not copy; None: there is
-        none.
+        """Return memory for an array that the members' collectives need not copy.
 
-        Raises MemoryError when it is spent.
+        Args:
+            nbytes: How many bytes.
+
+        Returns:
+            The memory; None: this group has none.
+
+        Raises:
+            MemoryError: It is spent.
         """
         return None
 
     def shares(self, array: Array) -> bool:
-        """Return whether this group's members share this memory."""
+        """Return whether this group's members share this memory.
+
+        Args:
+            array: Any array.
+
+        Returns:
+            True or False.
+        """
         return False
 
     def close(self) -> None:
         """Release the group's resources. Called once, by destroy."""
 
     def leave_job(self, now: float) -> None:
-        """Prepare to destroy all groups of this rank. They share one wait, which starts at `now` on
-        time.monotonic(), instead of waiting one after the other."""
+        """Prepare to destroy all groups of this rank. They share one wait, instead of waiting one
+        after the other.
+
+        Args:
+            now: When that wait starts, on time.monotonic().
+        """
 
     def abort(self) -> None:
         """End every call under way with an error, now. The group has failed then."""
@@ -193,7 +257,14 @@ class ProcessGroup:
     fast_streams: object = None
 
     def for_device(self, device: str) -> ProcessGroup:
-        """Return the group that serves arrays of `device`: this one, unless it routes by device."""
+        """Return the group that serves arrays of `device`: this one, unless it routes by device.
+
+        Args:
+            device: "cpu" or "cuda".
+
+        Returns:
+            A group of the same ranks.
+        """
         if device not in self.devices:
             raise UnsupportedError(
                 f"backend {self.backend!r} takes arrays on {', '.join(self.devices)}, and this one "
@@ -204,24 +275,43 @@ class ProcessGroup:
         return self
 
     def as_host_group(self) -> ProcessGroup:
-        """Return the group of these ranks that carries data in CPU memory, such as objects."""
+        """Return the group of these ranks that carries data in CPU memory, such as objects.
+
+        Returns:
+            A group of the same ranks.
+        """
         return self.for_device("cpu")
 
     def backend_groups(self) -> tuple[ProcessGroup, ...]:
-        """Return the groups that this one routes to, or only itself."""
+        """Return the groups that this one routes to, or only itself.
+
+        Returns:
+            At least one group.
+        """
         return (self,)
 
     def renumber(self, ranks: Sequence[int]) -> None:
-        """Give the members new global ranks."""
+        """Give the members new global ranks.
+
+        Args:
+            ranks: Global ranks, by group rank.
+        """
         self.ranks = tuple(ranks)
 
     def coalesced(self) -> AbstractContextManager[None]:
-        """Start the calls inside together at the end, if `coalesces_calls`; else each at once."""
+        """Start the calls inside together at the end, if `coalesces_calls`; else each at once.
+
+        Returns:
+            A context manager.
+        """
         return nullcontext()
 
     def announce_call(self, call: Call) -> None:
-        """Announce a derived collective that starts. A backend that compares calls overrides
-        this."""
+        """Announce a derived collective that starts. A backend that compares calls overrides this.
+
+        Args:
+            call: The call.
+        """
 
     # Running calls.
 
@@ -235,10 +325,18 @@ class ProcessGroup:
         result: object = None,
         array: Array | None = None,
     ) -> Work | None:
-        """Run one collective in its turn: now on this thread, or in the background. Returns a Work
-        if async_op is set, else None after the call has completed.
+        """Run one collective in its turn: now on this thread, or in the background.
 
-        array   one of the call's arrays, which are all on one device; None: the call has none
+        Args:
+            name: Of the call.
+            body: Does the call's work; gets the Call.
+            async_op: Return a `Work` at once.
+            timeout: Seconds or a timedelta; None takes the group's.
+            result: What the Work's `result` returns.
+            array: One of the call's arrays, which are all on one device; None: the call has none.
+
+        Returns:
+            A `Work` with `async_op`; otherwise None, after the call has completed.
         """
         self.check_usable(name)
         deadline = self.deadline(timeout, name)
@@ -287,13 +385,28 @@ class ProcessGroup:
 
     def next_seq(self) -> int:
         """Return the number of the collective that starts now. Collectives run one at a time, in
-        order."""
+        order.
+
+        Returns:
+            The number, from 1.
+        """
         self._seq += 1
         return self._seq
 
     def deadline(self, timeout: float | timedelta | None, call: str = "") -> float:
-        """Return the deadline of a call that starts now, on time.monotonic(). Raises as `seconds`
-        for a wrong timeout."""
+        """Return the deadline of a call that starts now.
+
+        Args:
+            timeout: Seconds or a timedelta; None takes the group's.
+            call: Its name, for messages.
+
+        Returns:
+            A time on time.monotonic().
+
+        Raises:
+            TypeError: The timeout is neither.
+            ValueError: It is negative or not a number.
+        """
         limit = seconds(timeout, call)
         # A third party's group may have been given any value.
         return time.monotonic() + min(self.timeout if limit is None else limit, LONGEST_TIMEOUT)
@@ -305,17 +418,30 @@ class ProcessGroup:
 
         A backend that can do so notifies the other members, so that none waits for this rank.
 
-        call    what this rank was doing, for messages
+        Args:
+            error: Why.
+            call: What this rank was doing, for messages.
         """
         if self._failed is None:
             self._failed = error
 
     def check_process(self, name: str) -> None:
-        """Raise ForkedError in a forked child."""
+        """Raise ForkedError in a forked child.
+
+        Args:
+            name: Of the call, for messages.
+
+        Raises:
+            ForkedError: This process is a forked child of the rank.
+        """
         check_process(self._pid, name, self.group_name)
 
     def doing(self) -> str:
-        """Return the call of the group that this rank is in, for messages: "in all_reduce #12"."""
+        """Return the call of the group that this rank is in, for messages.
+
+        Returns:
+            Words such as "in all_reduce #12".
+        """
         call = self.last_call()
         if call is not None and not call.over:
             return f"in {call.name} #{call.seq}"
@@ -327,11 +453,24 @@ class ProcessGroup:
         return f"in no call of the group{',' if call is None else ';'} {last}"
 
     def last_call(self) -> Call | None:
-        """Return the collective that this rank is in, or was in last."""
+        """Return the collective that this rank is in, or was in last.
+
+        Returns:
+            The call; None before the first.
+        """
         return self._call
 
     def check_usable(self, name: str) -> None:
-        """Raise if the group was destroyed, has failed, or belongs to another process."""
+        """Raise if the group was destroyed, has failed, or belongs to another process.
+
+        Args:
+            name: Of the call, for messages.
+
+        Raises:
+            GroupDestroyedError: It was destroyed.
+            GroupFailedError: It has failed; the error's cause says why.
+            ForkedError: This process is a forked child of the rank.
+        """
         if os.getpid() != self._pid:
             self.check_process(name)
         if self._destroyed:
@@ -353,6 +492,12 @@ class ProcessGroup:
 
         Call this after receiving data that makes no sense: another rank may have been in a
         different call, and be about to report it.
+
+        Args:
+            name: Of the call, for messages.
+
+        Raises:
+            DistError: The failure.
         """
         self.check_usable(name)
 
@@ -375,7 +520,13 @@ class ProcessGroup:
         sends: Sequence[tuple[Array, int]],
         receives: Sequence[tuple[Array, int]],
     ) -> None:
-        """Exchange arrays with peers, all at once; return when everything has arrived."""
+        """Exchange arrays with peers, all at once; return when everything has arrived.
+
+        Args:
+            call: The call that this is a part of.
+            sends: Arrays and the group ranks that get them.
+            receives: Arrays and the group ranks that fill them.
+        """
         works = [self.irecv(array, peer, DERIVED_TAG) for array, peer in receives]
         works += [self.isend(array, peer, DERIVED_TAG) for array, peer in sends]
         for work in works:
@@ -386,7 +537,13 @@ class ProcessGroup:
         return [(self._rank + step) % self._size for step in range(1, self._size)]
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        """Copy the root's array to all ranks: a binomial tree, log2 p steps."""
+        """Copy the root's array to all ranks: a binomial tree, log2 p steps.
+
+        Args:
+            call: The call.
+            array: Contiguous, of the same size and dtype on every rank.
+            root: A group rank.
+        """
         check_consistency(self, call, "broadcast", array, root=root)
         relative = (self._rank - root) % self._size
         mask = 1
@@ -403,8 +560,13 @@ class ProcessGroup:
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
         """Reduce in place on every rank: each rank reduces one block and sends it to all.
 
-        Every block is reduced by one rank, in rank order with one rounding, so the bits are
-        the same on all ranks.
+        Every block is reduced by one rank, in rank order with one rounding, so the bits are the
+        same on all ranks.
+
+        Args:
+            call: The call.
+            array: Contiguous, of the same size and dtype on every rank.
+            op: The operation.
         """
         check_consistency(self, call, "all_reduce", array, op=op)
         blocks = array.split(even_sizes(array.size, self._size))
@@ -415,7 +577,14 @@ class ProcessGroup:
         self.all_gather(call, blocks, mine)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        """Reduce into the root's array; other ranks' arrays keep their contents."""
+        """Reduce into the root's array; other ranks' arrays keep their contents.
+
+        Args:
+            call: The call.
+            array: Contiguous, of the same size and dtype on every rank.
+            root: A group rank.
+            op: The operation.
+        """
         check_consistency(self, call, "reduce", array, op=op, root=root)
         blocks = array.split(even_sizes(array.size, self._size))
         reduced = blocks[self._rank].empty_like()
@@ -423,7 +592,14 @@ class ProcessGroup:
         self.gather(call, reduced, blocks if self._rank == root else None, root)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
-        """Reduce block r of all ranks' inputs into rank r's output, in rank order."""
+        """Reduce block r of all ranks' inputs into rank r's output, in rank order.
+
+        Args:
+            call: The call.
+            output: Contiguous, as large as this rank's block.
+            inputs: p blocks.
+            op: The operation.
+        """
         check_consistency(
             self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs]
         )
@@ -444,7 +620,13 @@ class ProcessGroup:
         _native.combine_all(kind, output.dtype, output, sources, factor, self._size)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
-        """Send every rank's array to all ranks: outputs[r] is rank r's."""
+        """Send every rank's array to all ranks: outputs[r] is rank r's.
+
+        Args:
+            call: The call.
+            outputs: p contiguous arrays.
+            array: This rank's.
+        """
         check_consistency(
             self, call, "all_gather", array, sizes=[output.size for output in outputs]
         )
@@ -458,7 +640,14 @@ class ProcessGroup:
         )
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
-        """Send every rank's array to the root: outputs[r] is rank r's; None off the root."""
+        """Send every rank's array to the root: outputs[r] is rank r's.
+
+        Args:
+            call: The call.
+            array: This rank's.
+            outputs: On the root p contiguous arrays; elsewhere None.
+            root: A group rank.
+        """
         check_consistency(self, call, "gather", typed=array, root=root)
         if outputs is None:
             self.exchange_arrays(call, [(array, root)], [])
@@ -468,7 +657,14 @@ class ProcessGroup:
         self.exchange_arrays(call, [], [(outputs[peer], peer) for peer in self._other_ranks()])
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
-        """Send inputs[r] of the root to rank r; None off the root."""
+        """Send inputs[r] of the root to rank r.
+
+        Args:
+            call: The call.
+            output: This rank's.
+            inputs: On the root p contiguous arrays; elsewhere None.
+            root: A group rank.
+        """
         check_consistency(self, call, "scatter", typed=output, root=root)
         if inputs is None:
             self.exchange_arrays(call, [], [(output, root)])
@@ -480,8 +676,14 @@ class ProcessGroup:
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
-        """Send inputs[r] to rank r and receive outputs[r] from it. `even`: all blocks have one
-        size."""
+        """Send inputs[r] to rank r and receive outputs[r] from it.
+
+        Args:
+            call: The call.
+            outputs: p contiguous arrays.
+            inputs: p contiguous arrays.
+            even: All blocks have one size.
+        """
         check_consistency(self, call, "all_to_all", typed=outputs[0])
         outputs[self._rank].copy_from(inputs[self._rank])
         others = self._other_ranks()
@@ -495,6 +697,12 @@ class ProcessGroup:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place.
 
         Every rank gathers everything: simple, and suitable for the small arrays of scans.
+
+        Args:
+            call: The call.
+            array: Contiguous, of the same size and dtype on every rank.
+            op: The operation.
+            inclusive: Whether this rank's own contribution is part of its result.
         """
         check_consistency(self, call, "scan" if inclusive else "exscan", array, op=op)
         kind, factor = op_and_factor(op)
@@ -511,19 +719,33 @@ class ProcessGroup:
 
     def barrier(self, call: Call) -> None:
         """Wait until every rank has made this call: dissemination, log2 p steps (Hensgen, Finkel
-        and Manber, Int. J. Parallel Programming 17(1), 1988)."""
+        and Manber, Int. J. Parallel Programming 17(1), 1988).
+
+        Args:
+            call: The call.
+        """
         check_consistency(self, call, "barrier")
 
     # Groups that ranks make, or are not part of, without meeting; optional.
 
     def announce_request(self, name: str, backend: str) -> None:
         """Announce that this rank does not meet others for the group of this name and backend.
-        Other ranks may wait for it, and ask."""
+        Other ranks may wait for it, and ask.
+
+        Args:
+            name: Of the group.
+            backend: What this rank asks for.
+        """
 
     def peer_requests(self, name: str, ranks: Sequence[int]) -> dict[int, str]:
         """Return what each reachable one of these group ranks announced with `announce_request`.
 
-        Ranks that do not answer promptly are left out.
+        Args:
+            name: Of the group.
+            ranks: Group ranks.
+
+        Returns:
+            Backends by group rank. Ranks that do not answer promptly are left out.
         """
         return {}
 
@@ -537,12 +759,20 @@ class ProcessGroup:
     ) -> ProcessGroup:
         """Make a group of the members that are neither excluded nor lost; optional.
 
-        excluded    group ranks; may differ between members
-        deadline    on time.monotonic()
-        abort       first end all calls under way on this group, which is destroyed later
-
         Every remaining member calls this, also when this group has failed. All must agree on the
-        same members. Raises UnsupportedError, without any effect, if that is not possible.
+        same members.
+
+        Args:
+            excluded: Group ranks; may differ between members.
+            deadline: On time.monotonic().
+            abort: First end all calls under way on this group, which is destroyed later.
+            pg_options: For the backend.
+
+        Returns:
+            The new group.
+
+        Raises:
+            UnsupportedError: It is not possible. Nothing has happened then.
         """
         raise UnsupportedError(
             f"shrink_group: backend {self.backend!r} cannot make a group of those that are left: "
@@ -552,28 +782,62 @@ class ProcessGroup:
 
     # A group's properties, under torch.distributed's names.
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"group {self.group_name!r} cannot be pickled or copied: it is of this process. Send "
+            "get_process_group_ranks(group) instead, and let the ranks call new_group"
+        )
+
     def rank(self) -> int:
-        """Return this process's rank in the group."""
+        """Return this process's rank in the group.
+
+        Returns:
+            0 to size - 1.
+        """
         return self._rank
 
     def size(self) -> int:
-        """Return how many ranks the group has."""
+        """Return how many ranks the group has.
+
+        Returns:
+            The number.
+        """
         return self._size
 
     def name(self) -> str:
-        """Return the backend's name."""
+        """Return the backend's name.
+
+        Returns:
+            The name, in lower case.
+        """
         return self.backend
 
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
         """Make a group of these group ranks, including this one, that shares this group's
         resources.
 
-        None (the default) means that the registry makes a group from scratch.
+        Args:
+            ranks: Group ranks.
+            name: Of the new group.
+            timeout: Its default time limit, in seconds.
+
+        Returns:
+            The group; None (the default): the registry makes a group from scratch.
         """
         return None
 
     def get_group_rank(self, global_rank: int) -> int:
-        """Return the group rank of a global one. Raises ValueError if it is not a member."""
+        """Return the group rank of a global one.
+
+        Args:
+            global_rank: A rank of the world.
+
+        Returns:
+            The member's rank in the group.
+
+        Raises:
+            ValueError: It is not a member.
+        """
         try:
             return self.ranks.index(global_rank)
         except ValueError:

@@ -83,10 +83,14 @@ _families: dict[str, Family] = {}
 
 
 class Backend(str):
-    """A backend's name, in lower case: ``Backend("TCP") == "tcp"``.
+    """A backend's name, in lower case.
 
     Attributes name the known ones (``Backend.TCP``). An unknown name is accepted here and refused
     when a group is made with it, since a package may still register it.
+
+    Examples:
+        >>> dist.Backend("TCP") == dist.Backend.TCP == "tcp"
+        True
     """
 
     __module__ = "cydist"
@@ -114,18 +118,28 @@ class Backend(str):
     ) -> None:
         """Register `func` as the backend called `name`.
 
-        func            makes a group: ``func(store, rank, world_size, timeout)``, timeout a
-                        timedelta; or, with `extended_api`, ``func(options, pg_options)`` with
-                        BackendOptions. Its attribute `interface_version` is the version of
-                        cydist's interface that it was written for, 1 if it has none;
-                        `requires` the packages that it imports when it is used; `of_all` is
-                        True if all its groups share one of all ranks; `encrypts` is True if it
-                        encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set.
-                        Or a Family
-        devices         kinds of memory it takes, "cpu" or ["cpu", "cuda"]; None: both
+        Args:
+            name: How users ask for it, in lower case.
+            func: Makes a group: ``func(store, rank, world_size, timeout)``, with a timedelta; or,
+                with `extended_api`, ``func(options, pg_options)`` with BackendOptions. Its
+                attribute `interface_version` is the version of cydist's interface that it was
+                written for, 1 if it has none. `requires` names the packages that it imports when it
+                is used. `of_all` is True if all its groups share one of all ranks. `encrypts` is
+                True if it encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set. Or a
+                Family.
+            extended_api: Which of the two ways `func` is called.
+            devices: Kinds of memory it takes, "cpu" or ["cpu", "cuda"]; None: both.
 
-        Raises ValueError if the name is taken, UnsupportedError if the backend was written for
-        another version of the interface.
+        Raises:
+            ValueError: The name is taken.
+            UnsupportedError: The backend was written for another version of the interface.
+
+        Examples:
+            >>> def make(store, rank, world_size, timeout):
+            ...     raise NotImplementedError  # return a ProcessGroup
+            >>> dist.register_backend("example", make, devices="cpu")
+            >>> dist.is_backend_available("example")
+            True
         """
         key = str(cls(name))
         if key in _plugins or key in _families:
@@ -211,13 +225,31 @@ def find(name: str) -> Plugin:
 
 
 def is_available() -> bool:
-    """Return True: cydist can be used, since it has been imported."""
+    """Return True: cydist can be used, since it has been imported.
+
+    Returns:
+        True.
+
+    Examples:
+        >>> dist.is_available()
+        True
+    """
     return True
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether there is a backend of that name, and the packages that it needs are
-    installed."""
+    """Return whether there is a backend of that name, and the packages that it needs are installed.
+
+    Args:
+        backend: A name, in any case.
+
+    Returns:
+        True or False. Nothing is imported for it.
+
+    Examples:
+        >>> dist.is_backend_available("tcp"), dist.is_backend_available("carrier_pigeon")
+        (True, False)
+    """
     name = backend.lower()
     if name.partition(":")[0] in _families:
         try:
@@ -231,12 +263,27 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Return whether the backend "gloo" (another name of "tcp") exists: always True."""
+    """Return whether the backend "gloo" (another name of "tcp") exists: always True.
+
+    Returns:
+        True.
+
+    Examples:
+        >>> dist.is_gloo_available()
+        True
+    """
     return is_backend_available("gloo")
 
 
 def is_mpi_available() -> bool:
-    """Return whether mpi4py is installed, which the backend "mpi" needs. mpi4py is not imported."""
+    """Return whether mpi4py is installed, which the backend "mpi" needs. mpi4py is not imported.
+
+    Returns:
+        True or False.
+
+    Examples:
+        >>> backend = "mpi" if dist.is_mpi_available() else "tcp"
+    """
     return is_backend_available("mpi")
 
 
@@ -244,6 +291,12 @@ def is_nccl_available() -> bool:
     """Return whether cupy is installed, which the backend "nccl" needs.
 
     cupy is not imported, and no GPU is looked for before a group is made.
+
+    Returns:
+        True or False.
+
+    Examples:
+        >>> backend = "nccl" if dist.is_nccl_available() else "tcp"
     """
     return is_backend_available("nccl")
 

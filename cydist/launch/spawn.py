@@ -180,16 +180,30 @@ def spawn(
 ) -> ProcessContext | None:
     """Run `fn(rank, *args)` in `nprocs` processes that are the ranks of one job.
 
-    fn              a function at a module's top level, so that a new process can import it
-    join            wait for all processes; False: return a ProcessContext at once
-    daemon          the processes end when this one exits, and cannot have children
-    start_method    "spawn", "forkserver", or "fork" (only before any group or thread exists)
-
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in each
     process, so `cydist.init_process_group()` needs no argument. The job has a secret and a port of
-    its own. When a process fails, the others are ended and its error is raised here:
-    ProcessRaisedException with the traceback, or ProcessExitedException with the exit code. No
-    process outlives this one, even if this one is killed.
+    its own. When a process fails, the others are ended and its error is raised here. No process
+    outlives this one, even if this one is killed.
+
+    Args:
+        fn: A function at a module's top level, so that a new process can import it.
+        args: Passed to `fn` after the rank.
+        nprocs: How many processes, at least 1.
+        join: Wait for all processes. False: return a ProcessContext at once.
+        daemon: The processes end when this one exits, and cannot have children.
+        start_method: "spawn", "forkserver", or "fork" (only before any group or thread exists).
+
+    Returns:
+        A ProcessContext, whose `join` waits, if `join` is False; else None.
+
+    Raises:
+        ProcessRaisedException: `fn` raised; the message has its traceback.
+        ProcessExitedException: A process left with another exit code than 0, or was killed.
+
+    Examples:
+        >>> def train(rank, epochs):  # at the top level of a module
+        ...     dist.init_process_group()
+        >>> dist.spawn(train, args=(10,), nprocs=4)  # doctest: +SKIP
     """
     if nprocs < 1:
         raise ValueError(f"spawn: nprocs must be at least 1, got {nprocs}")

@@ -87,7 +87,9 @@ class _InitArguments(NamedTuple):
             ]
             raise ValueError(
                 f"{how} needs {' and '.join(lacking)}: pass it, set the variable, or start the "
-                "ranks with cydistrun, torchrun, mpirun or srun"
+                "ranks with cydistrun, torchrun, mpirun or srun. Without a launcher, as in a "
+                "notebook, rank=0 and world_size=1 make a job of this process alone, and "
+                "cydist.testing.run_threads runs a function on several ranks that are threads"
             )
         if not 0 <= rank < size:
             raise ValueError(f"rank must be from 0 to {size - 1}, not {rank}")

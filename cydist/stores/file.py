@@ -59,18 +59,27 @@ def log_entry(request: StoreRequest) -> bytes:
 
 
 class FileStore(Store):
-    """A store in the file `file_name`, which is created when missing.
-
-    world_size   number of users. The file is removed when that many have opened it and all have
-                 closed it; if one dies, it stays. Negative: not fixed, and the file is never
-                 removed
-    timeout      of later calls by default
-    fresh        empty a file that is not in use: its users died before they closed it
+    """A store in a file, which is created when missing.
 
     A user closes the store with `close`, with garbage collection, or at its process's end. A file
     that an earlier job left behind keeps its keys, unless `fresh` is set.
 
-    Raises DistStoreError if the directory is missing or the file is something else.
+    Args:
+        file_name: Path of the file.
+        world_size: Number of users. The file is removed when that many have opened it and all have
+            closed it; if one dies, it stays. Negative: not fixed, and the file is never removed.
+        timeout: Of later calls by default.
+        fresh: Empty a file that is not in use: its users died before they closed it.
+
+    Raises:
+        DistStoreError: The directory is missing, or the file is something else.
+
+    Examples:
+        >>> import os, tempfile
+        >>> store = dist.FileStore(os.path.join(tempfile.mkdtemp(), "store"), world_size=1)
+        >>> store.add("steps", 1)
+        1
+        >>> store.close()
     """
 
     __module__ = "cydist"
@@ -92,7 +101,11 @@ class FileStore(Store):
 
     @property
     def path(self) -> str:
-        """Return the path of the file."""
+        """Return the path of the file.
+
+        Returns:
+            The path, as it was given.
+        """
         return self._path
 
     def _request(self, request: StoreRequest) -> Sequence[bytes]:

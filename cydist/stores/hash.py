@@ -21,7 +21,17 @@ class _Shared:
 
 
 class HashStore(Store):
-    """A store in this process's memory, for its threads and for tests."""
+    """A store in this process's memory, for its threads and for tests.
+
+    Args:
+        timeout: Of later calls by default.
+
+    Examples:
+        >>> store = dist.HashStore(timeout=5)
+        >>> store.set("epoch", "3")
+        >>> store.get("epoch")
+        b'3'
+    """
 
     __module__ = "cydist"
 

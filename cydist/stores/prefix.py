@@ -13,9 +13,17 @@ from cydist.waiting import duration
 class PrefixStore(Store):
     """Puts ``prefix/`` before every key of another store.
 
-    store   any store with these methods, cydist's or another library's
-
     Its timeout is the other store's, and so are its limits.
+
+    Args:
+        prefix: Without the slash.
+        store: Any store with these methods, cydist's or another library's.
+
+    Examples:
+        >>> whole = dist.HashStore()
+        >>> dist.PrefixStore("trial", whole).set("epoch", "3")
+        >>> whole.get("trial/epoch")
+        b'3'
     """
 
     __module__ = "cydist"
@@ -26,12 +34,20 @@ class PrefixStore(Store):
 
     @property
     def prefix(self) -> str:
-        """Return the prefix of every key, without the slash."""
+        """Return the prefix of every key.
+
+        Returns:
+            The prefix, without the slash.
+        """
         return self._prefix[:-1]
 
     @property
     def underlying_store(self) -> Any:
-        """Return the store that holds the data."""
+        """Return the store that holds the data.
+
+        Returns:
+            The store that this one was made with.
+        """
         return self._store
 
     def _named(self, keys: Sequence[str]) -> list[str]:

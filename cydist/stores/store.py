@@ -38,8 +38,17 @@ class Store:
     """A key-value store that all ranks of a job can reach.
 
     Keys are str; values go in as str or bytes and come out as bytes. Timeouts are seconds or
-    timedelta. Every method may be called from any thread, and raises DistStoreError when
-    the store cannot be reached or refuses.
+    timedelta. Every method may be called from any thread, and raises DistStoreError when the store
+    cannot be reached or refuses.
+
+    Args:
+        timeout: How long `get`, `wait` and `queue_pop` wait by default; five minutes.
+
+    Examples:
+        >>> store = dist.HashStore()
+        >>> store.set("epoch", "3")
+        >>> store.get("epoch"), store.add("steps", 10), store.check(["loss"])
+        (b'3', 10, False)
     """
 
     __module__ = "cydist"
@@ -72,38 +81,78 @@ class Store:
         )
 
     def set(self, key: str, value: Value) -> None:
-        """Set the value of `key`, replacing any present one."""
+        """Set the value of `key`, replacing any present one.
+
+        Args:
+            key: The name.
+            value: str, which is stored as UTF-8, or bytes.
+        """
         self._call(Op.SET, [key], [value])
 
     def get(self, key: str) -> bytes:
         """Return the value of `key`, waiting until it has one.
 
-        Raises StoreTimeoutError, which names the key, after the store's timeout.
+        Args:
+            key: The name.
+
+        Returns:
+            The value.
+
+        Raises:
+            StoreTimeoutError: There is none after the store's timeout; the message names the key.
         """
         return self._call(Op.GET, [key], block=True)[0]
 
     def add(self, key: str, amount: int) -> int:
         """Add to the counter `key`, which starts at 0; return its new value.
 
-        The value may have been set to a decimal number. Raises DistStoreError, and changes nothing,
-        if the value is not a number or the sum does not fit 64 bits.
+        The value may have been set to a decimal number.
+
+        Args:
+            key: The name.
+            amount: An integer, which may be negative.
+
+        Returns:
+            The new value.
+
+        Raises:
+            DistStoreError: The value is not a number, or the sum does not fit 64 bits. Nothing has
+                changed.
         """
         return int(self._call(Op.ADD, [key], [str(int(amount))])[0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all `keys` have a value now."""
+        """Return whether all `keys` have a value now.
+
+        Args:
+            keys: Names.
+
+        Returns:
+            True or False.
+        """
         return self._call(Op.CHECK, many(keys))[0] == b"1"
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all `keys` have a value.
 
-        Raises StoreTimeoutError, which names the missing keys, after `timeout` (default: the
-        store's).
+        Args:
+            keys: Names.
+            timeout: Seconds or a timedelta; None takes the store's.
+
+        Raises:
+            StoreTimeoutError: Some have none after the timeout; the message names them.
         """
         self._call(Op.WAIT, many(keys), block=True, timeout=timeout)
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return True if it existed."""
+        """Remove `key`.
+
+        Args:
+            key: The name.
+
+        Returns:
+            True if it existed.
+        """
         return self._call(Op.DELETE, [key])[0] == b"1"
 
     def num_keys(self) -> int:
@@ -111,67 +160,135 @@ class Store:
 
         TCPStore and FileStore count one key more than the user's: the key with which they count
         their workers. HashStore has no workers, and counts only the user's keys.
+
+        Returns:
+            The number.
         """
         return int(self._call(Op.NUM_KEYS)[0])
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """Set `key` to `desired_value` if its value is `expected_value`.
 
-        Returns the value afterwards. A key without a value is set if `expected_value` is
-        empty; otherwise nothing is stored and `expected_value` returned.
+        Args:
+            key: The name.
+            expected_value: Empty: the key is set if it has no value.
+            desired_value: The new value.
+
+        Returns:
+            The value afterwards. For a key without a value, and an expected value that is not
+            empty: that expected value; nothing is stored then.
         """
         return self._call(Op.COMPARE_SET, [key], [expected_value, desired_value])[0]
 
     def append(self, key: str, value: Value) -> None:
-        """Add `value` to the end of `key`'s value, which may be missing."""
+        """Add `value` to the end of `key`'s value, which may be missing.
+
+        Args:
+            key: The name.
+            value: str or bytes.
+        """
         self._call(Op.APPEND, [key], [value])
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of `keys`, in their order, waiting until all have one, as `get`
-        does."""
+        """Return the values of `keys`, waiting until all have one.
+
+        Args:
+            keys: Names.
+
+        Returns:
+            The values, in the order of `keys`.
+
+        Raises:
+            StoreTimeoutError: Some have none after the store's timeout; the message names them.
+        """
         return list(self._call(Op.GET, many(keys), block=True))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Set each key to the value at the same index, all at once."""
+        """Set each key to the value at the same index, all at once.
+
+        Args:
+            keys: Names.
+            values: As many values.
+        """
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys but {len(values)} values")
         self._call(Op.SET_ALL, many(keys), values)
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Put `value` at the end of the queue `key`. Queues and keys have separate name spaces."""
+        """Put `value` at the end of the queue `key`. Queues and keys have separate name spaces.
+
+        Args:
+            key: The queue's name.
+            value: str or bytes.
+        """
         self._call(Op.QUEUE_PUSH, [key], [value])
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Remove and return the first value of the queue `key`.
 
-        block   wait for a value, as `get` does; False: an empty queue raises QueueEmptyError
+        Args:
+            key: The queue's name.
+            block: Wait for a value, as `get` does. False: do not wait.
+
+        Returns:
+            The value.
+
+        Raises:
+            QueueEmptyError: The queue is empty and `block` is False.
+            StoreTimeoutError: It is still empty after the store's timeout.
         """
         return self._call(Op.QUEUE_POP, [key], block=block)[0]
 
     def queue_len(self, key: str) -> int:
-        """Return how many values the queue `key` holds; 0 if there is no such queue."""
+        """Return how many values the queue `key` holds.
+
+        Args:
+            key: The queue's name.
+
+        Returns:
+            The number; 0 if there is no such queue.
+        """
         return int(self._call(Op.QUEUE_LEN, [key])[0])
 
     def list_keys(self) -> list[str]:
-        """Return the user's keys, in no particular order. A key that is not valid text is shown
-        with backslashes."""
+        """Return the user's keys, in no particular order.
+
+        Returns:
+            The keys. One that is not valid text is shown with backslashes.
+        """
         return [key.decode(errors="backslashreplace") for key in self._call(Op.LIST_KEYS)]
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long this object waits by default."""
+        """Set how long this object waits by default.
+
+        Args:
+            timeout: Seconds or a timedelta.
+        """
         self._timeout = duration(timeout)
 
     @property
     def timeout(self) -> timedelta:
-        """Return this object's default timeout."""
+        """Return this object's default timeout.
+
+        Returns:
+            A timedelta.
+        """
         return timedelta(seconds=self._timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether append, multi_get and multi_set exist, as they do in cydist's stores."""
+        """Return whether append, multi_get and multi_set exist, as they do in cydist's stores.
+
+        Returns:
+            True or False.
+        """
         return True
 
     def clone(self) -> Store:
-        """Return another object for the same data, with a timeout of its own."""
+        """Return another object for the same data, with a timeout of its own.
+
+        Returns:
+            A store of the same kind.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned")
 
     def close(self) -> None:
@@ -185,7 +302,11 @@ class Store:
         self.close()
 
     def refusals(self) -> tuple[str, ...]:
-        """Return why the store's server in this process refused clients lately, for messages."""
+        """Return why the store's server in this process refused clients lately, for messages.
+
+        Returns:
+            A sentence for each.
+        """
         return ()
 
     # A store may notice that a process has ended. Ranks that meet in such a store learn of a death
@@ -200,29 +321,48 @@ class Store:
         """Return whether the store notices the end of a process that uses it.
 
         If so, it implements `watch`, `will` and `withdraw_will`. The default is False.
+
+        Returns:
+            True or False.
         """
         return False
 
     def watch(
         self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
     ) -> bytes | list[bytes]:
-        """Wait until all `keys` have a value, or the value of `key` is no longer `known` (b"":
-        none).
+        """Wait until all `keys` have a value, or the value of `key` is no longer `known`.
 
-        patience    further seconds that a stopped store may take to answer
+        Args:
+            key: The name of a value that may change.
+            known: Its value as this rank last saw it; b"": it had none.
+            keys: Names of values to wait for.
+            timeout: Seconds or a timedelta.
+            patience: Further seconds that a stopped store may take to answer.
 
-        Returns the values of `keys`, in their order, or the new value of `key`. If all `keys` have
-        values, those are returned, whatever the value of `key`. Raises StoreTimeoutError as `wait`
-        does.
+        Returns:
+            The values of `keys`, in their order, if all have one; otherwise the new value of `key`.
+
+        Raises:
+            StoreTimeoutError: As `wait` raises it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement watch")
 
     def will(self, key: str, value: Value) -> None:
-        """Let the store append `value` to `key` if this process ends without closing the store."""
+        """Let the store append `value` to `key` if this process ends without closing the store.
+
+        Args:
+            key: The name.
+            value: str or bytes.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not implement will")
 
     def withdraw_will(self, key: str, value: Value) -> None:
-        """Undo one `will` of this object with the same key and value. Best effort."""
+        """Undo one `will` of this object with the same key and value. Best effort.
+
+        Args:
+            key: The name.
+            value: str or bytes.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not implement withdraw_will")
 
 

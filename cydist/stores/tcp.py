@@ -73,24 +73,36 @@ _WORKER = INTERNAL + b"worker/%d"
 class TCPStore(Store):
     """A store in the memory of one process, the master, which all others access over TCP.
 
-    host_name          where the master listens: a name, IPv4 or IPv6, and no other address; "" on
-                       the master: loopback and the address from which it reaches other hosts
-    port               0 on the master: any free one, which `port` then returns
-    world_size         number of users, including the master; None: not fixed
-    is_master          serve the store from this process
-    timeout            of the constructor, and the default of later calls
-    wait_for_workers   the master returns when `world_size` users have joined
-    multi_tenant       masters of one process share one server for the same host and port
-    master_listen_fd   a socket bound to `port`, listening or not, on which to serve
-    use_libuv          accepted and ignored
-    job                separates jobs that share a secret; the same on all users
-    awaited            a launcher listens on the port until the master serves: wait for the master's
-                       first message until the timeout, not only for 2 s
+    A master raises its soft limit of descriptors if that leaves no room for `world_size` users.
 
-    Raises DistNetworkError if the port is taken or no descriptor is left, AuthenticationError if
-    the two sides do not share a secret, DistStoreError if another service answers,
-    StoreTimeoutError if none does. A master raises its soft limit of descriptors if that leaves no
-    room for `world_size` users, and DistNetworkError if the hard limit does not either.
+    Args:
+        host_name: Where the master listens: a name, IPv4 or IPv6, and no other address. "" on the
+            master: loopback and the address from which it reaches other hosts.
+        port: 0 on the master: any free one, which `port` then returns.
+        world_size: Number of users, including the master; None: not fixed.
+        is_master: Serve the store from this process.
+        timeout: Of the constructor, and the default of later calls.
+        wait_for_workers: The master returns when `world_size` users have joined.
+        multi_tenant: Masters of one process share one server for the same host and port.
+        master_listen_fd: A socket bound to `port`, listening or not, on which to serve.
+        use_libuv: Accepted and ignored.
+        job: Separates jobs that share a secret; the same on all users.
+        awaited: A launcher listens on the port until the master serves: wait for the master's first
+            message until the timeout, not only for 2 s.
+
+    Raises:
+        DistNetworkError: The port is taken, or no descriptor is left for `world_size` users within
+            the hard limit.
+        AuthenticationError: The two sides do not share a secret.
+        DistStoreError: Another service answers.
+        StoreTimeoutError: None answers.
+
+    Examples:
+        >>> store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        >>> reader = dist.TCPStore("localhost", store.port)
+        >>> store.set("epoch", "3")
+        >>> reader.get("epoch")
+        b'3'
     """
 
     __module__ = "cydist"
@@ -146,12 +158,20 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """Return the requested host."""
+        """Return the requested host.
+
+        Returns:
+            A name or an address.
+        """
         return self._pool.host
 
     @property
     def port(self) -> int:
-        """Return the port that the master listens on."""
+        """Return the port that the master listens on.
+
+        Returns:
+            The port, which is never 0.
+        """
         return self._pool.port
 
     def _join(self, world_size: int | None, wait: bool, deadline: float) -> None:
@@ -235,12 +255,10 @@ class TCPStore(Store):
     def watch(
         self, key: str, known: bytes, keys: Sequence[str], timeout: Timeout, patience: float = 0.0
     ) -> bytes | list[bytes]:
-        """Wait until all `keys` have a value, or `key` has another than `known` (b"": none).
+        """Wait until all `keys` have a value, or `key` has another than `known`, as `Store.watch`
+        does.
 
-        patience    seconds more that a server which is stopped may take to answer
-
-        Returns the values of `keys`, in their order, or the new value of `key`. Raises
-        StoreTimeoutError as `wait` does.
+        A server that is stopped may take `patience` seconds more to answer.
         """
         value, *found = self._call(
             Op.WATCH, [key, *keys], [known], block=True, timeout=timeout, patience=patience

@@ -43,11 +43,19 @@ DEADLINE = 60.0  # default seconds that a body may take
 class ThreadJob:
     """A job whose ranks are threads that wait for functions to run.
 
-    backend     "inproc", "tcp" or any other that takes CPU arrays
-    size        how many ranks
-    timeout     of the default group, in seconds
-    faults      delays and deaths of the ranks
-    weather     deprecated: the former name of `faults`
+    Args:
+        size: How many ranks.
+        backend: "inproc", "tcp" or any other that takes CPU arrays.
+        timeout: Of the default group, in seconds.
+        faults: Delays and deaths of the ranks.
+        weather: Deprecated: the former name of `faults`.
+
+    Examples:
+        >>> from cydist.testing import ThreadJob
+        >>> with ThreadJob(2) as job:  # doctest: +SKIP
+        ...     ranks = job.run(lambda rank: dist.get_rank())
+        >>> ranks  # doctest: +SKIP
+        [0, 1]
     """
 
     def __init__(
@@ -122,10 +130,18 @@ class ThreadJob:
     def run(self, body: Callable[[int], T], timeout: float = DEADLINE) -> list[T]:
         """Call `body(rank)` on every rank, and return the results by rank.
 
-        The result of a rank that Faults killed is its `Killed`, in this run and in later ones.
-        Raises the exception of the lowest rank that raised. Raises TimeoutError, after printing
-        every thread's stack, if a rank does not end within `timeout` seconds. Such a rank takes
-        part in later runs once it has ended; its late result is dropped.
+        Args:
+            body: Called with the rank on each rank's thread.
+            timeout: Seconds that the ranks may take. A rank that takes longer takes part in later
+                runs once it has ended; its late result is dropped.
+
+        Returns:
+            The results by rank. That of a rank which Faults killed is its `Killed`, in this run and
+            in later ones.
+
+        Raises:
+            TimeoutError: A rank did not end in time. Every thread's stack is printed.
+            Exception: That of the lowest rank that raised.
         """
         if self._closed:
             raise RuntimeError("ThreadJob.run: the job was closed, and its ranks have ended")
@@ -164,7 +180,11 @@ class ThreadJob:
         return [results[rank] for rank in range(self.size)]
 
     def close(self, timeout: float = DEADLINE) -> None:
-        """End the ranks."""
+        """End the ranks.
+
+        Args:
+            timeout: Seconds to wait for each. A rank that runs longer is left to itself.
+        """
         self._closed = True
         for tasks in self._tasks:
             tasks.put(None)
@@ -202,6 +222,27 @@ def run_threads(
     *,
     weather: Faults | None = None,
 ) -> list[T]:
-    """Run `body(rank)` on `size` ranks, each a thread, and return the results by rank."""
+    """Run `body(rank)` on `size` ranks, each a thread, and return the results by rank.
+
+    Args:
+        body: Called with the rank, inside a job whose default group exists.
+        size: How many ranks.
+        backend: "inproc", "tcp" or any other that takes CPU arrays.
+        timeout: Of the default group and of the whole run, in seconds.
+        faults: Delays and deaths of the ranks.
+        weather: Deprecated: the former name of `faults`.
+
+    Returns:
+        What `body` returned, by rank; for a rank that `faults` killed its `Killed`.
+
+    Raises:
+        TimeoutError: A rank does not end in time. Every thread's stack is printed.
+        Exception: That of the lowest rank that raised.
+
+    Examples:
+        >>> from cydist.testing import run_threads
+        >>> run_threads(lambda rank: rank * 10, 3)  # doctest: +SKIP
+        [0, 10, 20]
+    """
     with ThreadJob(size, backend, timeout, faults, weather=weather) as job:
         return job.run(body, timeout)

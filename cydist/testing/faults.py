@@ -20,9 +20,14 @@ class Killed(BaseException):
 
     It is not an Exception, so that the rank's error handlers do not catch it.
 
-    rank    the rank
-    call    the number of the call in which it died, among the rank's calls, from 1
-    name    the name of that call: "all_reduce"
+    Args:
+        rank: The rank.
+        call: The number of the call in which it died, among the rank's calls, from 1.
+        name: The name of that call: "all_reduce".
+
+    Examples:
+        >>> from cydist.testing import Killed
+        >>> survivors = [found for found in (1, 2) if not isinstance(found, Killed)]
     """
 
     def __init__(self, rank: int, call: int, name: str) -> None:
@@ -35,14 +40,19 @@ class Killed(BaseException):
 class Faults:
     """Delays and deaths of the ranks of a ThreadJob. The same seed gives the same faults.
 
-    seed    of all random choices
-    delay   the longest delay of a rank before each of its calls, in seconds
-    kill    rank -> the number of the call in which it dies, from 1; or a range of numbers, from
-            which the seed chooses one
-
     Calls are counted on each rank over all its groups: collectives, messages, and each of the calls
     that an object collective makes. To the other ranks a killed rank looks like an ended process:
     they get PeerFailedError.
+
+    Args:
+        seed: Of all random choices.
+        delay: The longest delay of a rank before each of its calls, in seconds.
+        kill: For a rank the number of the call in which it dies, from 1; or a range of numbers,
+            from which the seed chooses one.
+
+    Examples:
+        >>> from cydist.testing import Faults
+        >>> faults = Faults(seed=7, delay=0.01, kill={1: range(1, 20)})
     """
 
     def __init__(
@@ -64,7 +74,14 @@ class Faults:
         return f"Faults(seed={self.seed}, delay={self.delay}, kill={self.kill})"
 
     def on(self, rank: int) -> RankFaults:
-        """Return the faults of one rank."""
+        """Return the faults of one rank.
+
+        Args:
+            rank: A rank of the job.
+
+        Returns:
+            An object that its thread asks before each call.
+        """
         return RankFaults(self, rank)
 
 

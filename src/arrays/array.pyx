@@ -51,14 +51,20 @@ def use_memory(str device, manager):
 cdef class Array:
     """The memory of an array: pointer, dtype, shape, strides in bytes, device.
 
-    dtype           code of the dtype; 0 for one that can be moved but not reduced
-    dtype_name      "float32", "bfloat16", ...; for dtype 0 numpy's text of the dtype
-    owner           what was passed to `asarray`; it stays alive, and so does the memory
-    writable        whether the memory may be written
-    contiguous      C order without gaps
-    device          "cpu" or "cuda"
-
     `memoryview(array)` is the bytes of a contiguous CPU array.
+
+    Attributes:
+        dtype: Code of the dtype; 0 for one that can be moved but not reduced.
+        dtype_name: "float32", "bfloat16", ...; for dtype 0 numpy's text of the dtype.
+        owner: What was passed to `asarray`. It stays alive, and so does the memory.
+        writable: Whether the memory may be written.
+        contiguous: C order without gaps.
+        device: "cpu" or "cuda".
+
+    Examples:
+        >>> array = dist.asarray(np.zeros((2, 3), "float32"))
+        >>> array.shape, array.dtype_name, array.contiguous
+        ((2, 3), 'float32', True)
     """
 
     def __init__(self):
@@ -114,7 +120,11 @@ cdef class Array:
     def dense(self):
         """Return the array itself if contiguous, else a contiguous copy of its dtype and shape.
 
-        Raises ValueError for device memory without a manager.
+        Returns:
+            An Array.
+
+        Raises:
+            ValueError: Device memory without a manager.
         """
         if self.contiguous:
             return self
@@ -128,7 +138,14 @@ cdef class Array:
 
     def empty_like(self):
         """Return new contiguous memory on the same device, of the same dtype and shape, with
-        undefined content. Raises as `dense` does."""
+        undefined content.
+
+        Returns:
+            An Array.
+
+        Raises:
+            ValueError: Device memory without a manager.
+        """
         cdef Array new = Array.__new__(Array)
         cdef int i
         lay_out(new, self.ndim)
@@ -140,11 +157,15 @@ cdef class Array:
     def copy_from(self, Array dense not None):
         """Copy the elements of `dense` (C order) into this array's memory.
 
-        dense       contiguous, of the same dtype and number of elements; if it is this
-                    very array nothing happens
+        On a device the copy is enqueued on its library's current stream.
 
-        Raises ValueError when they or their devices differ, when this array is read-only,
-        and as `dense` does. On a device the copy is enqueued on its library's current stream.
+        Args:
+            dense: Contiguous, of the same dtype and number of elements. If it is this very array
+                nothing happens.
+
+        Raises:
+            ValueError: They or their devices differ, this array is read-only, or it is device
+                memory without a manager.
         """
         if dense is self:
             return
@@ -174,7 +195,14 @@ cdef class Array:
     def typed(self, Array like not None):
         """Return the first of these contiguous bytes as elements of the dtype and size of `like`.
 
-        Raises ValueError if there are too few.
+        Args:
+            like: Any Array.
+
+        Returns:
+            A view.
+
+        Raises:
+            ValueError: There are too few bytes.
         """
         need_contiguous(self)
         if like.nbytes > self.nbytes:
@@ -208,7 +236,14 @@ cdef class Array:
     def blocks(self, size_t p):
         """Return this contiguous array in p equal parts, as views of one dimension.
 
-        Raises ValueError if size is not a multiple of p.
+        Args:
+            p: How many parts.
+
+        Returns:
+            A list of p views.
+
+        Raises:
+            ValueError: size is not a multiple of p.
         """
         if p == 0 or self.size % p != 0:
             raise ValueError(f"{self.size} elements do not divide into {p} equal blocks")
@@ -219,7 +254,14 @@ cdef class Array:
     def split(self, sizes):
         """Return this contiguous array in parts of the given numbers of elements, as views.
 
-        Raises ValueError if the sizes do not add up to size.
+        Args:
+            sizes: Numbers that sum to size.
+
+        Returns:
+            A list of views.
+
+        Raises:
+            ValueError: The sizes do not add up to size.
         """
         need_contiguous(self)
         if min(sizes, default=0) < 0 or sum(sizes) != self.size:
@@ -232,7 +274,14 @@ cdef class Array:
         return parts
 
     def same_memory(self, Array other not None):
-        """Return whether every element is at the address of the same element of `other`."""
+        """Return whether every element is at the address of the same element of `other`.
+
+        Args:
+            other: An Array.
+
+        Returns:
+            True or False.
+        """
         if self.ptr != other.ptr or not same_device(self, other) or self.nbytes != other.nbytes:
             return False
         if self.contiguous and other.contiguous:
@@ -243,9 +292,15 @@ cdef class Array:
     def overlaps(self, Array other not None):
         """Return whether the arrays may share a byte.
 
-        False is certain. True is certain if both are contiguous. For strided arrays it means
-        that neither their extents nor their strides separate them. Interleaved
-        slices (x[::2] and x[1::2]) and blocks of one matrix are told apart.
+        False is certain. True is certain if both are contiguous. For strided arrays it means that
+        neither their extents nor their strides separate them. Interleaved slices (x[::2] and
+        x[1::2]) and blocks of one matrix are told apart.
+
+        Args:
+            other: An Array.
+
+        Returns:
+            True or False.
         """
         return may_share(self, other)
 

@@ -45,16 +45,29 @@ cdef str MASKED = "a masked array is more than its memory: send its data and its
 
 
 cpdef Array asarray(object obj):
-    """Return the memory of `obj` as an Array, without a copy.
+    """asarray(obj) -> Array
 
-    obj     an Array, numpy array (ml_dtypes' dtypes included), torch tensor, cupy array,
+    Return the memory of `obj` as an Array, without a copy.
+
+    The memory stays alive as long as the Array does. A device array is taken as it is: its reader
+    must order itself after the streams that write it.
+
+    Args:
+        obj: An Array, numpy array (ml_dtypes' dtypes included), torch tensor, cupy array,
             bytearray, memoryview, array.array, ctypes array, or anything with
-            `__cuda_array_interface__`, `__array_interface__` or `__dlpack__`
+            `__cuda_array_interface__`, `__array_interface__` or `__dlpack__`.
 
-    The memory stays alive as long as the Array does. Raises TypeError for anything else, for
-    arrays of objects and for memory without a plain layout (sparse, quantized, meta, sub-byte);
-    ValueError for torch's lazily conjugated or negated views. A device array is taken as it
-    is: its reader must order itself after the streams that write it.
+    Returns:
+        An Array.
+
+    Raises:
+        TypeError: Anything else, arrays of objects, and memory without a plain layout (sparse,
+            quantized, meta, sub-byte).
+        ValueError: torch's lazily conjugated or negated views.
+
+    Examples:
+        >>> dist.asarray(bytearray(4)).size
+        4
     """
     if isinstance(obj, Array):
         return <Array>obj
@@ -70,11 +83,45 @@ cpdef Array asarray(object obj):
         return from_interface(obj, interface, "cpu", 0)
     if hasattr(obj, "__dlpack__"):
         return from_dlpack(obj)
-    values = isinstance(obj, (list, tuple, int, float, complex))
+    if hasattr(obj, "__array__") and not isinstance(obj, type) and not is_lazy(obj):
+        return from_array_method(obj)
     raise TypeError(
         "expected an array (numpy, torch, cupy, or anything with the buffer protocol or DLPack), "
-        f"not {type(obj).__qualname__}{'; put the values into an array first' if values else ''}"
+        f"not {type(obj).__qualname__}; {how_to_array(obj)}"
     )
+
+
+cdef str how_to_array(object obj):
+    """Return what a user of this object, which is no array, is to write."""
+    for method in ("to_numpy", "compute", "toarray"):
+        if callable(getattr(obj, method, None)):
+            return f"pass its .{method}()"
+    return "pass numpy.asarray of it" if hasattr(obj, "__array__") else \
+        "put the values into an array first"
+
+
+cdef bint is_lazy(object obj) except -1:
+    """Return whether numpy would compute this object, as dask's, for a call that shows nothing."""
+    graph = getattr(obj, "__dask_graph__", None)
+    return callable(graph) and graph() is not None
+
+
+cdef Array from_array_method(object obj):
+    """Take the memory that numpy sees in an object such as pandas' and xarray's, for reading: what
+    is written into numpy's view might not reach the object."""
+    cdef Array self
+    import numpy as np
+    try:
+        found = np.array(obj, copy=False)
+    except Exception as error:      # numpy 2 refuses to copy; before it, a copy serves as well
+        raise TypeError(
+            f"{type(obj).__qualname__} shows numpy no memory of its own, only a copy; "
+            f"{how_to_array(obj)}"
+        ) from error
+    self = from_buffer(found)       # it keeps numpy's view alive
+    self.owner = obj
+    self.writable = False
+    return self
 
 
 # The buffer protocol
@@ -109,10 +156,13 @@ cdef Array from_buffer(object obj):
     try:
         PyObject_GetBuffer(obj, &self.buffer, PyBUF_FULL_RO)
     except (ValueError, BufferError):
-        # numpy has no buffer format for ml_dtypes' dtypes, nor for datetime64.
-        if (interface := getattr(obj, "__array_interface__", None)) is None:
-            raise
-        return from_interface(obj, interface, "cpu", 0)
+        # numpy has no buffer format for ml_dtypes' dtypes, nor for datetime64, and jax none for
+        # bfloat16.
+        if (interface := getattr(obj, "__array_interface__", None)) is not None:
+            return from_interface(obj, interface, "cpu", 0)
+        if hasattr(obj, "__dlpack__"):
+            return from_dlpack(obj)
+        raise
     if self.buffer.suboffsets != NULL:
         for i in range(self.buffer.ndim):
             if self.buffer.suboffsets[i] >= 0:
@@ -410,7 +460,8 @@ cdef Array from_dlpack(object obj):
         managed.plain = <DLManagedTensor *>PyCapsule_GetPointer(capsule, b"dltensor")
         PyCapsule_SetName(capsule, b"used_dltensor")
         tensor = &managed.plain.tensor
-        self.writable = True
+        # An old capsule does not say whether it may be written, but a buffer does: jax's are not.
+        self.writable = not PyObject_CheckBuffer(obj) or is_torch(obj) or is_cupy(obj)
     self.keep = managed
     if not set_tensor(self, tensor):
         raise TypeError(

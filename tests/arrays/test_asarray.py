@@ -466,3 +466,52 @@ def test_torch_without_the_c_interface() -> None:
         "a lazily conjugated tensor: pass tensor.resolve_conj()\n",
         "",
     )
+
+
+class Column:
+    """A table's column: numpy sees its memory, nothing else does."""
+
+    def __init__(self, values: np.ndarray, copies: bool = False) -> None:
+        self.values, self.copies = values, copies
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self.copies and copy is False:
+            raise RuntimeError("copy not allowed")
+        return self.values.copy() if copy or self.copies else self.values
+
+    def to_numpy(self) -> np.ndarray:
+        return self.values
+
+
+class Lazy(Column):
+    def __dask_graph__(self) -> dict[str, Any]:
+        return {"rows": self.values}
+
+    to_numpy = None
+    compute = Column.to_numpy
+
+
+def test_what_numpy_sees_without_a_copy_can_be_read() -> None:
+    """An object whose memory only numpy sees is taken, not for writing, and kept alive."""
+    column = Column(np.arange(3.0))
+    array = asarray(column)
+    assert (array.address, array.dtype_name) == (column.values.ctypes.data, "float64")
+    assert array.owner is column
+    assert not array.writable
+
+
+@pytest.mark.parametrize(
+    ("column", "remedy"),
+    [
+        pytest.param(
+            Column(np.zeros(1), copies=True), r"only a copy; pass its .to_numpy\(\)", id="copy"
+        ),
+        pytest.param(Lazy(np.zeros(1)), r"not Lazy; pass its .compute\(\)", id="lazy"),
+    ],
+)
+def test_objects_without_memory_say_which_method_gives_an_array(
+    column: Column, remedy: str
+) -> None:
+    """Memory that numpy would have to make is not taken; the error names the method to call."""
+    with pytest.raises(TypeError, match=remedy):
+        asarray(column)

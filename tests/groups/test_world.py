@@ -1,5 +1,7 @@
 """Groups and ranks: making them, asking about them, ending them."""
 
+import copy
+import pickle
 import subprocess
 import sys
 import warnings
@@ -36,6 +38,24 @@ def test_init_twice_raises_and_destroy_allows_another(backend):
         return dist.get_world_size()
 
     assert [1, 1] == run_threads(body, 2, backend)
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_group_is_of_its_process(take):
+    """Pickling and copying a group say what to send in its place; the group stays usable."""
+
+    def body(rank):
+        with pytest.raises(TypeError, match="get_process_group_ranks"):
+            take(dist.group.WORLD)
+        dist.barrier()
+
+    run_threads(body, 2)
+
+
+def test_without_a_launcher_the_error_names_what_works_there():
+    """In a notebook the error names a job of one rank, and ranks that are threads."""
+    with pytest.raises(ValueError, match=r"world_size=1 .* cydist\.testing\.run_threads"):
+        dist.init_process_group("tcp")
 
 
 def test_a_call_on_a_foreign_group_warns_once():

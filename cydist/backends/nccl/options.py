@@ -8,7 +8,8 @@ from typing import Any
 class Options:
     """Options for `pg_options` of init_process_group and new_group.
 
-    is_high_priority_stream     asynchronous calls run on a high-priority stream
+    Args:
+        is_high_priority_stream: Asynchronous calls run on a high-priority stream.
     """
 
     __module__ = "cydist"
@@ -22,8 +23,11 @@ class Options:
 
 
 class ProcessGroupNCCL:
-    """torch.distributed's name space of the options of backend "nccl":
-    ``ProcessGroupNCCL.Options(is_high_priority_stream=True)``."""
+    """torch.distributed's name space of the options of backend "nccl".
+
+    Examples:
+        >>> options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    """
 
     __module__ = "cydist"
 
