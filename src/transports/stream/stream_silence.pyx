@@ -99,8 +99,8 @@ cdef int64_t owed_for(const tcp_info *info, const Patience *p) noexcept nogil:
     cdef int64_t rto = <int64_t>info.tcpi_rto * 1000
     cdef int64_t pause = FIRST_RTO_NS, owed = 0
     cdef int doublings = 0 if info.tcpi_unacked else info.tcpi_backoff
-    cdef int i
-    for i in range(info.tcpi_retransmits):
+    cdef int i, _repetition
+    for _repetition in range(info.tcpi_retransmits):
         owed += min(pause, rto)
         pause *= 2
     if info.tcpi_retransmits:
