@@ -76,7 +76,12 @@ from cydist._native.shm_memory import SharedMemory
 from cydist._native.shm_peers import LocalPeersHandle
 from cydist._native.stream_fork import keep_in_child, replace_in_child
 from cydist._native.stream_link import MessageLink, TcpLink
-from cydist._native.stream_silence import SilenceWatch, keepalive_idle
+from cydist._native.stream_silence import (
+    SilenceWatch,
+    keepalive_times,
+    longest_repetition_pause,
+    silence_limit,
+)
 from cydist._native.strided_ranges import hash_of_sizes, pack_part, unpack_part
 from cydist._native.tls import TlsHandshake
 
@@ -127,14 +132,16 @@ __all__ = [
     "isend",
     "keep_in_child",
     "load_openssl",
-    "keepalive_idle",
+    "keepalive_times",
     "load_mpi",
+    "longest_repetition_pause",
     "overlapping",
     "pack_part",
     "prepare",
     "replace_in_child",
     "run_in_background",
     "runs_in_background",
+    "silence_limit",
     "fast_collectives",
     "fast_p2p",
     "fast_nccl",

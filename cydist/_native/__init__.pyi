@@ -57,14 +57,16 @@ __all__ = [
     "isend",
     "keep_in_child",
     "load_openssl",
-    "keepalive_idle",
+    "keepalive_times",
     "load_mpi",
+    "longest_repetition_pause",
     "overlapping",
     "pack_part",
     "prepare",
     "replace_in_child",
     "run_in_background",
     "runs_in_background",
+    "silence_limit",
     "fast_collectives",
     "fast_p2p",
     "fast_nccl",
@@ -261,7 +263,9 @@ class SilenceWatch:
     def period(self) -> float: ...
     def look(self, fd: int) -> tuple[bool, bool]: ...
 
-def keepalive_idle(seconds: float) -> int: ...
+def keepalive_times(seconds: float) -> tuple[int, int]: ...
+def longest_repetition_pause(seconds: float) -> float: ...
+def silence_limit(seconds: float) -> float: ...
 
 @disjoint_base
 class MpiLink(MessageLink):

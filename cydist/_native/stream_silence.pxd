@@ -10,6 +10,8 @@ ctypedef struct Patience:       # how long a kernel may be silent
     double seconds              # CYDIST_PEER_TIMEOUT; infinite: for ever
     int64_t limit_ns            # without a sign of life; 0: for ever
     int64_t owed_ns             # of that with an answer due
+    int64_t interval_ns         # between two probes of an idle connection
+    int64_t pause_ns            # the longest before a kernel repeats bytes
     int64_t period_ns           # between two looks
 
 
@@ -33,6 +35,10 @@ cdef enum Verdict:
 
 # Seconds of an idle connection before its kernel asks the other one (TCP_KEEPIDLE).
 cdef int idle_seconds(double seconds) noexcept nogil
+# And between two such probes (TCP_KEEPINTVL).
+cdef int interval_seconds(double seconds) noexcept nogil
+# The most seconds before a kernel repeats bytes, or probes a closed window (TCP_RTO_MAX_MS).
+cdef double longest_pause(double seconds) noexcept nogil
 cdef Patience patience_of(double seconds) noexcept nogil
 # Look at a connection. It costs a system call.
 cdef int look(int fd, Silence *s, const Patience *p, int64_t now) noexcept nogil

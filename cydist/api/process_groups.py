@@ -402,6 +402,9 @@ def shrink_group(
     new group: a rank is left out if one of them excludes it, or finds it dead before the new group
     exists. A barrier on the new group ends the call.
 
+    A network that falls apart looks like many deaths, so each part makes a group of its own. After
+    the call compare get_world_size() with what the job needs: one part at most has more than half.
+
     The old group is destroyed. All other groups stay as they are, with the global ranks that they
     were made with. When the default group is shrunk, its ranks are renumbered from 0: get_rank,
     get_world_size, new_group, and global ranks in calls on the new groups use the new numbers.

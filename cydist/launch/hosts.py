@@ -34,8 +34,8 @@ from cydist import config
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
 from cydist.launch.options import LaunchOptions
 from cydist.net import auth
-from cydist.net.acceptor import Acceptor
-from cydist.net.auth import ClientHandshake, ServerHandshake
+from cydist.net.acceptor import MOST_REFUSALS, Acceptor
+from cydist.net.auth import ClientHandshake, OtherJobError, ServerHandshake
 from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import why_unreachable
 from cydist.net.records import HEAD_BYTES, Records
@@ -47,6 +47,8 @@ _MOST_BYTES = 1 << 20  # of a message
 _READ_BYTES = 1 << 16
 # Without a failure that blames no other rank, host 0 waits this long for one.
 VERDICT_SECONDS = 1.0
+# A launcher that was refused has ended. Its user may correct it for so long.
+REFUSED_SECONDS = 30.0
 _TRY_SECONDS, _PAUSE = 3.0, 0.2  # of an attempt to connect, and between two
 _LOST_SECONDS = 15  # a host that answers nothing for so long is lost
 _SEND_SECONDS = 5.0  # for a message that a full socket does not take
@@ -205,6 +207,8 @@ class HostZero(Launchers):
         self._well: set[int] = set()  # hosts whose ranks have all ended well
         self._over: set[int] = set()  # hosts whose ranks have all ended
         self._refused: list[str] = []  # launchers that cannot take part
+        self._refused_until: float | None = None  # how long to wait after one that knew the secret
+        self._strangers = 0  # refused without it, of which was said
         self._act_at: float | None = None  # of a verdict, or of a restart
         try:
             listeners = bind(options.master_addr, options.master_port)
@@ -213,13 +217,16 @@ class HostZero(Launchers):
                 f"{error}. This launcher is host 0, which listens at --master-addr and "
                 "--master-port: on other hosts, give --node-rank"
             ) from None
-        self._acceptor = Acceptor(self._selector, secret, _CHANNEL, _job_name(options))
+        self._acceptor = Acceptor(
+            self._selector, secret, _CHANNEL, _job_name(options), on_refusal=self._on_refusal
+        )
         for listener in listeners:
             self._acceptor.listen(listener)
 
     @property
     def deadline(self) -> float | None:
-        times = (super().deadline, self._act_at, self._acceptor.next_deadline)
+        refused = None if self.started >= 0 else self._refused_until
+        times = (super().deadline, self._act_at, refused, self._acceptor.next_deadline)
         return min((each for each in times if each is not None), default=None)
 
     def serve(self) -> None:
@@ -278,10 +285,21 @@ class HostZero(Launchers):
             if connection.node is not None:
                 self._lost(connection.node, error)
 
+    def _on_refusal(self, why: str, knows: bool) -> None:
+        """Print why the handshake refused a launcher. Only one that knows the secret can end the
+        start, since any client can connect."""
+        if knows:
+            self._refused_until = time.monotonic() + REFUSED_SECONDS
+        else:
+            self._strangers += 1
+        if knows or self._strangers <= MOST_REFUSALS:
+            self._say(f"cydistrun: {why}\n")
+
     def _welcome(self, connection: _Connection, hello: Message) -> None:
         node, name = int(hello["node"]), str(hello["name"])
         if wrong := self._unfit(node, name, hello):
             self._refused.append(wrong)
+            self._refused_until = time.monotonic() + REFUSED_SECONDS
             self._say(f"cydistrun: {wrong}\n")
             connection.send({"kind": "refuse", "text": wrong})
             return
@@ -341,11 +359,18 @@ class HostZero(Launchers):
             self._acceptor.close()  # the port is rank 0's
             self._start()
         elif now >= self._until:
-            text = f"timeout: {self._missing()}"
-            self._send_to_all({"kind": "refuse", "text": text})
-            raise RendezvousError(text)
+            self._give_up(f"timeout: {self._missing()}")
+        elif self._refused_until is not None and now >= self._refused_until:
+            self._give_up(
+                f"{self._missing()}. A launcher that was refused has ended, and none has come in "
+                f"its place for {REFUSED_SECONDS:g} s: start all again"
+            )
         elif self._notices is not None:
             self._notices.say_if_due(self._notice)
+
+    def _give_up(self, why: str) -> None:
+        self._send_to_all({"kind": "refuse", "text": why})
+        raise RendezvousError(why)
 
     def _notice(self, seconds: float) -> str:
         text = f"cydistrun: host 0 ({self._name}) has waited {seconds:.0f} s: {self._missing()}"
@@ -500,10 +525,13 @@ class OtherHost(Launchers):
         self._selector.unregister(self._wake)
         self._thread.join()
         if self._reached is None:
-            raise RendezvousError(
-                f"{self._where()}: {self._failure}. If the job is running already, --node-rank "
-                f"{self._options.node_rank} was given twice"
+            hint = (
+                f". If the job is running already, --node-rank {self._options.node_rank} was given "
+                "twice"
+                if isinstance(self._failure, OtherJobError)
+                else ""
             )
+            raise RendezvousError(f"{self._where()}: {self._failure}{hint}")
         self._connection, self._notices = _Connection(*self._reached), None
         self._selector.register(self._connection.sock, selectors.EVENT_READ)
         self.tell(

@@ -147,7 +147,10 @@ def parser() -> Parser:
         prog="cydistrun",
         usage="cydistrun [options] script.py [arguments]",
         description="Start N processes of a program as the ranks of one job.",
-        epilog="Every option can be given in the environment: PET_NPROC_PER_NODE=4.",
+        epilog="Only processes that know the job's secret join it. On one host, with --hosts, and "
+        "on hosts that share your home there is nothing to set. For others copy one file, mode "
+        "0600, to every host, and name it in CYDIST_SECRET_FILE. "
+        "Every option can be given in the environment: PET_NPROC_PER_NODE=4.",
         allow_abbrev=False,
     )
     add = it.option
@@ -169,7 +172,8 @@ def parser() -> Parser:
     add(sizes, "--master-addr", default="", metavar="HOST", help="address of host 0")
     add(
         sizes, "--master-port", type=int, default=None, metavar="PORT",
-        help=f"port of rank 0's store; default: a free one, with several hosts {DEFAULT_PORT}",
+        help=f"port of rank 0's store; default: a free one, with several hosts {DEFAULT_PORT}; 0: "
+        "a free one, also with --hosts",
     )  # fmt: skip
     add(sizes, "--standalone", flag=True, help="one host, a free port: the default")
     add(sizes, "--role", default="default", help="exported as ROLE_NAME")
@@ -321,8 +325,10 @@ def _resolve_hosts(given: argparse.Namespace) -> LaunchOptions:
     given.rdzv_id = given.rdzv_id or os.urandom(8).hex()
     # What depends on the host is checked there: its GPUs or CPUs, and which local ranks it has.
     local = {"redirects": "0", "tee": "0", "local_ranks_filter": "", "nproc_per_node": "1"}
+    # The first host chooses a port in place of 0.
+    port = DEFAULT_PORT if given.master_port == 0 else given.master_port
     for node, host in enumerate(hosts):
-        here = for_host(vars(given), hosts, node, "host0")
+        here = for_host(vars(given), hosts, node, "host0", port)
         found = resolve(argparse.Namespace(**here | ({} if host.size.isdigit() else local)))
     address = given.master_addr.removeprefix("[").removesuffix("]")
     return found._replace(
@@ -343,6 +349,7 @@ def listed_hosts(text: str, size: str) -> tuple[ListedHost, ...]:
             name, tail = part.strip(), size
         bare = name.rpartition("@")[2]
         # ssh gets the name without brackets, and would take this one for an option.
+        count = tail.isdigit() or tail in ("cpu", "gpu", "auto")
         option = any(each.lstrip("[]").startswith("-") for each in (name, bare))
         if not bare or option or not tail or any(map(str.isspace, name)):
             raise ValueError(f"--hosts {text!r}: {part!r} is not HOST or HOST:N")
@@ -353,20 +360,29 @@ def listed_hosts(text: str, size: str) -> tuple[ListedHost, ...]:
             )
         if any(name == other.name for other in hosts):
             raise ValueError(f"--hosts: {name} is given twice: give it once, with all its ranks")
+        if not count:
+            raise ValueError(
+                f"--hosts {text!r}: {tail!r} processes on {name}: give a number, cpu, gpu or auto"
+            )
         hosts.append(ListedHost(name, tail))
     return tuple(hosts)
 
 
 def for_host(
-    given: Mapping[str, Any], hosts: Sequence[ListedHost], node: int, address: str
+    given: Mapping[str, Any],
+    hosts: Sequence[ListedHost],
+    node: int,
+    address: str,
+    port: int | None,
 ) -> dict[str, Any]:
     """Return the options as if they had been given on one of the hosts.
 
     address     of the first host, as the others reach it
+    port        of rank 0's store there
     """
     return {
         **given, "hosts": "", "export": "", "nnodes": str(len(hosts)), "node_rank": node,
-        "nproc_per_node": hosts[node].size, "master_addr": address,
+        "nproc_per_node": hosts[node].size, "master_addr": address, "master_port": port,
     }  # fmt: skip
 
 
@@ -456,6 +472,11 @@ def _endpoint(given: argparse.Namespace, nodes: int) -> tuple[str, int | None]:
             port = int(tail)
     if nodes > 1 and not address:
         raise ValueError("several hosts need --master-addr, the address of host 0; or --hosts")
+    if port == 0 and nodes > 1:
+        raise ValueError(
+            "--master-port 0 means a free port, which the other hosts cannot know: give every host "
+            "the same number, or start all of them with --hosts"
+        )
     port = port or (DEFAULT_PORT if nodes > 1 else None)
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"--master-port {port} is not in 1..65535")

@@ -4,7 +4,7 @@
 
 It talks with cydist/launch/ssh.py over its standard streams:
 
-    -> greeting     the addresses of ssh's connection
+    -> greeting     the addresses of ssh's connection, and a free port of this host
     <- order        options, variables and the job's secret: one line
     <- signals      a byte each; the end of the stream ends the job, as SIGTERM does
     -> the output of the launcher and its ranks, and then a last line with its exit code
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 
 from cydist import config
@@ -31,13 +32,18 @@ GREETING = b"cydist launcher greets: "
 
 def main() -> int:
     """Run one host's launcher, and return its exit code."""
-    greeting = {"connection": config.SSH_CONNECTION.get()}
+    reserved = _reserved_port()
+    greeting = {
+        "connection": config.SSH_CONNECTION.get(), "port": reserved.getsockname()[1],
+    }  # fmt: skip
     os.write(1, b"\n%s%s\n" % (GREETING, json.dumps(greeting).encode()))
     line = _line()
     if not line.endswith(b"\n"):
         return 1  # ssh has ended
     order = json.loads(line)
     del line
+    if order["given"]["master_port"] != reserved.getsockname()[1]:
+        reserved.close()
     secret = Secret(bytes.fromhex(order.pop("secret")))
     config.SECRET_FILE.pop()  # of this host's user: the job has a secret of its own
     remove_stale(os.environ)
@@ -58,6 +64,15 @@ def main() -> int:
     )
     os.close(starting)
     return _tell(order["mark"], code, bool(os.read(started, 1)))
+
+
+def _reserved_port() -> socket.socket:
+    """Return a socket that keeps a free port from other processes, until one binds it that names it
+    (SO_REUSEADDR): this host's launcher, and then rank 0."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("", 0))
+    return sock
 
 
 def _line() -> bytes:

@@ -38,11 +38,12 @@ from cydist.net.secret import new_secret
 from cydist.stores.membership_store import printable
 from cydist.waiting import LONGEST_WAIT, LoopGuard, WaitNotices, duration
 
-# ssh asks nothing, since no user would see the question, and notices a lost host. It makes no
-# connection for later ones, which would outlive the job.
+# ssh asks nothing, since no user would see the question, and notices a lost host, also one that
+# drops every packet of a first connection. It makes no connection for later ones, which would
+# outlive the job.
 SSH = (
-    "ssh", "-T", "-oBatchMode=yes", "-oServerAliveInterval=5", "-oServerAliveCountMax=3",
-    "-oControlMaster=no",
+    "ssh", "-T", "-oBatchMode=yes", "-oConnectTimeout=30", "-oServerAliveInterval=5",
+    "-oServerAliveCountMax=3", "-oControlMaster=no",
 )  # fmt: skip
 # Variables that travel to other hosts: those whose names begin so.
 TRAVELLING = ("CYDIST_", "GLOO_", "NCCL_", "OMP_", "TORCH_")
@@ -319,11 +320,16 @@ class _Starter:
             (each.local, each.greeting["connection"]) for each in self._remotes if each.greeting
         ]
         address = options.master_addr or master_address(seen)
+        first = self._remotes[0].greeting
+        assert first is not None
+        port = options.given["master_port"]
+        if port == 0 and len(self._remotes) > 1:
+            port = first["port"]
         secret = new_secret()
         variables = travelling_variables(options.exported)
         for node, remote in enumerate(self._remotes):
             order = {
-                "given": for_host(options.given, options.hosts, node, address),
+                "given": for_host(options.given, options.hosts, node, address, port),
                 "label": remote.name,
                 "mark": self._mark,
                 "secret": secret.hex(),

@@ -18,7 +18,7 @@ import resource
 import selectors
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from cydist import _native
 from cydist.errors import AuthenticationError, DistError
@@ -116,6 +116,8 @@ class Acceptor:
     secret, channel, job    the secret that a peer must prove to know, and the service that it must
                             request
     also                    further channels that it may request
+    on_refusal              called with the reason for which a peer was refused, and whether it
+                            knows the secret; unauthenticated clients cause the other ones
     """
 
     def __init__(
@@ -125,12 +127,14 @@ class Acceptor:
         channel: bytes,
         job: str,
         also: Collection[bytes] = (),
+        on_refusal: Callable[[str, bool], object] = lambda why, knows: None,
     ) -> None:
         self._selector = selector
         self._secret = secret
         self._channel = channel
         self._job = job
         self._also = also
+        self._on_refusal = on_refusal
         self._listeners: list[socket.socket] = []
         self._pending_peers: dict[socket.socket, PendingPeer] = {}  # oldest first
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -265,6 +269,7 @@ class Acceptor:
         except (OSError, DistError) as error:
             if isinstance(error, AuthenticationError):
                 self._keep_refusal(peer.handshake.there, str(error))
+                self._on_refusal(str(error), peer.handshake.knows)
             self._dismiss(peer)
             return False
         self._forget(peer)

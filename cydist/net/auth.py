@@ -192,6 +192,10 @@ def _settings(secret: bytes) -> int:
 # The handshake, without any input or output of its own
 
 
+class OtherJobError(AuthenticationError):
+    """The other side belongs to another job, or is another service of this one."""
+
+
 class _Handshake:
     """The part of the handshake that both sides share.
 
@@ -292,9 +296,8 @@ class _Handshake:
             "endpoints": self._differing_endpoints(),
             "tls": f"the handshake of TLS failed: {_CHANGED}",
         }[why]
-        return AuthenticationError(
-            f"{here} and {self.there} refused each other's connection: {hint}"
-        )
+        kind = OtherJobError if why in ("job", "channel") else AuthenticationError
+        return kind(f"{here} and {self.there} refused each other's connection: {hint}")
 
     def _differing_settings(self) -> str:
         theirs = self._theirs[0]
@@ -324,9 +327,11 @@ class ServerHandshake(_Handshake):
     Send `greeting`; feed `receive` with `needs` bytes; send what it returns; when `done`,
     `claim` is the client's authenticated claim.
     also    further channels that are served; `channel` is then the one that the client requested
+    knows   after AuthenticationError: whether the client knows the job's secret all the same, and
+            is refused for its settings alone
     """
 
-    __slots__ = ("_also", "_proof", "claim", "greeting")
+    __slots__ = ("_also", "_proof", "claim", "greeting", "knows")
 
     def __init__(
         self,
@@ -342,6 +347,7 @@ class ServerHandshake(_Handshake):
         self.greeting = _GREETING.pack(_MAGIC, os.urandom(32), self._settings, endpoints)
         self.needs = _ANSWER.size + _MAC_BYTES
         self.claim = b""
+        self.knows = False
         self._proof = b""
 
     def check_beginning(self, data: bytes) -> None:
@@ -364,7 +370,10 @@ class ServerHandshake(_Handshake):
             raise AuthenticationError(f"{self.there} does not speak cydist's protocol")
         wanted = channel.rstrip(b"\0")
         why = self._compare(settings, endpoints)
-        if not why and not hmac.compare_digest(self._mac(b"client", self.greeting + body), mac):
+        proved = hmac.compare_digest(self._mac(b"client", self.greeting + body), mac)
+        # Not where its connection may be relayed: somebody else has led it here then.
+        self.knows = proved and why == "settings" and endpoints == self.endpoints
+        if not why and not proved:
             why = "key" if job == _job_name(self.job) else "job"
         if not why and wanted not in (self.channel, *self._also):
             why = "channel"

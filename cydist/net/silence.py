@@ -13,12 +13,10 @@ import math
 import socket
 
 from cydist import config
-from cydist._native import keepalive_idle
+from cydist._native import keepalive_times, longest_repetition_pause
 
 LEAST_TIMEOUT = 2.0  # seconds: kernels count the probes of idle connections in seconds
-_PROBES = 6  # of an idle connection, before it ends
 _TCP_RTO_MAX_MS = 44  # since Linux 6.15
-_RTO_SHARE = 8
 
 
 def peer_timeout() -> float:
@@ -45,8 +43,7 @@ def watch_idle(sock: socket.socket) -> None:
     seconds = peer_timeout()
     if math.isinf(seconds):
         return
-    idle = keepalive_idle(seconds)
-    interval = min(max(1, int((seconds - idle) / _PROBES)), 7200)
+    idle, interval = keepalive_times(seconds)
     probes = min(max(1, int((seconds - idle - 1) / interval)), 127)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
@@ -54,6 +51,6 @@ def watch_idle(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
     # Without a limit pauses between repetitions grow to two minutes: a network that is back would
     # not be noticed, nor would a host that vanishes while its ranks do not read.
-    longest = int(min(max(1.0, seconds / _RTO_SHARE), 120.0) * 1000)
+    longest = int(1000 * longest_repetition_pause(seconds))
     with contextlib.suppress(OSError):  # an older kernel
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, longest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,9 +33,12 @@ class Job:
         self._hosts = hosts
         self._key = key
         self.ranks: list[Process] = []
+        self._timeout = SHORT
+        self._since = 0.0
 
     def start(self, *arguments: object, timeout: int = SHORT, **environ: object) -> None:
         """Start the ranks, and wait until they are ready."""
+        self._timeout = timeout
         common = {"WORLD_SIZE": "4", "MASTER_ADDR": self.here.address, "MASTER_PORT": str(PORT),
                   "CYDIST_SECRET_FILE": str(self._key), "CYDIST_PEER_TIMEOUT": str(timeout),
                   "LIMIT": str(LIMIT)}  # fmt: skip
@@ -53,6 +57,29 @@ class Job:
     def ends(self, ranks: Sequence[int] = (*HERE, *THERE)) -> list[dict[str, Any]]:
         """Return how these ranks' calls ended."""
         return [json.loads(self.ranks[rank].line(LIMIT)) for rank in ranks]
+
+    def lose(self, fault: Callable[[], None]) -> None:
+        """Let a host vanish."""
+        self._since = time.monotonic()
+        fault()
+
+    def go_on(self, *, first: bool = False) -> None:
+        """Let the ranks call; `first`: they have never heard of the host that vanished."""
+        if first:
+            self._since = time.monotonic()
+        for rank in self.ranks:
+            rank.tell("go on")
+
+    def assert_lost(
+        self, ranks: tuple[int, ...], host: str, lost: tuple[int, ...]
+    ) -> list[dict[str, Any]]:
+        """Each of the ranks names the host, once, with all its ranks, in the promised time. Returns
+        how their calls ended."""
+        assert_lost(ends := self.ends(ranks), host, lost)
+        if self._timeout >= DEFAULT:  # a busy machine may use up less than that
+            late = [end["at"] - self._since for end in ends]
+            assert max(late) <= self._timeout, late
+        return ends
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -90,9 +117,8 @@ def assert_lost(ends: list[dict[str, Any]], host: str, lost: tuple[int, ...]) ->
 def test_a_host_without_power(job: Job, doing: str, timeout: int) -> None:
     """The others name it and all its ranks, and go on without."""
     job.start(doing, "shrink", timeout=timeout)
-    job.there.power_off()
-    ends = job.ends(HERE)
-    assert_lost(ends, "host1", THERE)
+    job.lose(job.there.power_off)
+    ends = job.assert_lost(HERE, "host1", THERE)
     assert [(end["left"], end["sum"]) for end in ends] == [(2, 2.0)] * 2
 
 
@@ -111,9 +137,9 @@ def test_a_network_that_is_cut(
 ) -> None:
     """Each side names the other, whether bytes are under way or none."""
     job.start(doing, timeout=timeout)
-    cut(job.there)
-    assert_lost(job.ends(HERE), "host1", THERE)
-    assert_lost(job.ends(THERE), "host0", HERE)
+    job.lose(lambda: cut(job.there))
+    job.assert_lost(HERE, "host1", THERE)
+    job.assert_lost(THERE, "host0", HERE)
 
 
 @pytest.mark.slow
@@ -122,8 +148,41 @@ def test_a_host_that_vanishes_while_it_reads_nothing(job: Job, timeout: int) -> 
     """A closed window does not hide it: the senders name it."""
     job.start("send_to_deaf", 3 * timeout, timeout=timeout)
     job.await_line("full")
+    job.lose(job.there.black_hole)
+    job.assert_lost(HERE, "host1", THERE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timeout", [DEFAULT])
+def test_a_call_long_after_its_host_vanished(job: Job, timeout: int) -> None:
+    """Every connection is idle until then: what the kernels have asked in vain counts."""
+    job.start("late_call", timeout=timeout)
+    job.await_line("computing")
+    assert job.ranks[0].is_silent(0.5)  # so that the kernels have acknowledged everything
+    job.lose(job.there.black_hole)
+    assert job.ranks[0].is_silent(0.7 * timeout)
+    job.go_on()
+    job.assert_lost(HERE, "host1", THERE)
+    job.assert_lost(THERE, "host0", HERE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("doing", ["idle", "full"])
+def test_a_process_that_begins_to_look_late(job: Job, doing: str) -> None:
+    """It learns as early as one that has looked all the time, of a connection that was idle, or
+    whose other end reads nothing."""
+    timeout = 6
+    ends = []
+    for host, what in ((job.there, "listen"), (job.here, doing)):
+        program = ["tests/programs/late_look.py", what, str(PORT)]
+        ends.append(host.start(program, {"CYDIST_PEER_TIMEOUT": str(timeout)}))
+        job.ranks.append(ends[-1])
+        assert ends[-1].line(LIMIT) == "ready"
+    lost_at = time.monotonic()
     job.there.black_hole()
-    assert_lost(job.ends(HERE), "host1", THERE)
+    assert ends[1].is_silent(0.7 * timeout)
+    ends[1].tell("go on")
+    assert float(ends[1].line(LIMIT)) - lost_at <= timeout
 
 
 @pytest.mark.slow
@@ -135,13 +194,12 @@ def test_a_host_that_vanished_before_the_call(job: Job, doing: str, timeout: int
     job.start(doing, timeout=timeout)
     if doing == "compute":
         job.await_line("computing")
-    job.there.black_hole()
+    job.lose(job.there.black_hole)
     if doing == "compute":
-        assert all(rank.is_silent(timeout / 4) for rank in job.ranks)
-    for rank in job.ranks:
-        rank.tell("go on")
-    assert_lost(job.ends(HERE), "host1", THERE)
-    assert_lost(job.ends(THERE), "host0", HERE)
+        assert job.ranks[0].is_silent(timeout / 4)
+    job.go_on(first=doing == "first_message")
+    job.assert_lost(HERE, "host1", THERE)
+    job.assert_lost(THERE, "host0", HERE)
 
 
 @pytest.mark.slow

@@ -8,10 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +33,10 @@ from launched_hosts import (
     without_notices,
 )
 from network_hosts import network_of, require_hosts
+
+from cydist.errors import RendezvousError
+from cydist.launch import hosts
+from cydist.launch.options import LaunchOptions
 
 if TYPE_CHECKING:
     from conftest import Launcher
@@ -384,7 +392,89 @@ def test_launchers_encrypt(launcher: Launcher, start: HostLaunchers) -> None:
     ((code, _, err),) = ends(start(1, script))
     assert code == 1
     assert "CYDIST_ENCRYPT is 1 there and 0 here" in err
+    assert "given twice" not in err
+    # At once, and for as long as it waits.
+    assert "has waited" not in said(host, "CYDIST_ENCRYPT is 0 there and 1 here")
     assert "CYDIST_ENCRYPT is 0 there and 1 here" in said(host, "has waited")
+
+
+@dataclass
+class Start:
+    """Host 0's launcher, in this process, and those of other hosts, which are told to end."""
+
+    zero: hosts.HostZero
+    said: list[str]
+    others: HostLaunchers
+
+    def serve(self) -> None:
+        """Let it handle what is there."""
+        select.select([self.zero], [], [], 0.05)
+        self.zero.serve()
+
+    def serve_to_the_end(self) -> None:
+        """Let it handle what comes, until it raises."""
+        while True:
+            self.serve()
+
+    def refuse(self, script: str, *options: str, key: str = "key", **env: str) -> str:
+        """Return the last words of a launcher of host 1 that is refused."""
+        other = self.others(1, script, *options, key=key, env=env)
+        while other.poll() is None:
+            self.serve()
+        ((code, _, err),) = ends(other)
+        assert code == 1
+        return err
+
+
+@pytest.fixture
+def impatient(
+    launcher: Launcher, start: HostLaunchers, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Start]:
+    """A start of two hosts, whose patience after a refused launcher is short."""
+    monkeypatch.setattr(hosts, "REFUSED_SECONDS", 0.5)
+    options = LaunchOptions(("x",), nodes=2, master_port=start.port, run_id="none")
+    key = bytes.fromhex(secret_file(launcher.directory / "key").read_text())
+    told: list[str] = []
+    with contextlib.closing(hosts.HostZero(options, told.append, key)) as zero:
+        yield Start(zero, told, start)
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "words"),
+    [
+        (("--keep-going",), {}, f"--keep-going is True on {HERE} and False on {HERE} (host 0)"),
+        ((), {"CYDIST_ENCRYPT": "1"}, "CYDIST_ENCRYPT is 1 there and 0 here"),
+    ],
+    ids=["option", "setting"],
+)
+def test_a_refused_launcher_ends_the_start(
+    launcher: Launcher, impatient: Start, options: tuple[str, ...], env: dict[str, str], words: str
+) -> None:
+    """If none comes in its place for a while. What was refused is said at once, and at the end."""
+    impatient.refuse(launcher.script("pass"), *options, **env)
+    assert words in impatient.said[0]
+    with pytest.raises(RendezvousError, match=r"none has come in its place for 0\.5 s") as ended:
+        impatient.serve_to_the_end()
+    assert words in str(ended.value)
+
+
+def test_an_unauthenticated_launcher_ends_no_start(launcher: Launcher, impatient: Start) -> None:
+    """One with another secret is told of at once, whatever its settings are, and the right one can
+    still come."""
+    script = launcher.script("pass")
+    words = "do not share one secret"
+    assert words in impatient.refuse(script, key="other")
+    assert words in impatient.said[0]
+    impatient.refuse(script, key="other", CYDIST_NAT="1")
+    assert "CYDIST_NAT is 1 there and 0 here" in impatient.said[1]
+    patience = time.monotonic() + 2 * hosts.REFUSED_SECONDS
+    while time.monotonic() < patience:
+        impatient.serve()
+    right = impatient.others(1, script)
+    while impatient.zero.started < 0:
+        impatient.serve()
+    assert impatient.zero.sizes == (1, 1)
+    right.kill()
 
 
 def test_a_secret_that_others_can_read(

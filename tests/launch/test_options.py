@@ -81,6 +81,8 @@ def test_accepted(arguments: str, expected: dict[str, object]) -> None:
         ("--hosts a,b --rdzv-endpoint h:1", "--rdzv-endpoint and --hosts exclude each other"),
         ("--hosts a:0,b", "--nproc-per-node must be at least 1, got 0"),
         ("--hosts a,a:2", "a is given twice"),
+        ("--hosts a:2,node1:x", "'x' processes on node1: give a number, cpu, gpu or auto"),
+        ("--nnodes 2 --master-addr h --master-port 0", "--master-port 0 means a free port, which"),
         ("--hosts a:2,b:1 --redirects 1:3", "there is no local rank 1"),
         ("--hosts a,b --export CYDIST_NO_SUCH", "--export: CYDIST_NO_SUCH is not set here"),
         ("--max-restarts 1 --keep-going", "--max-restarts and --keep-going exclude each other"),

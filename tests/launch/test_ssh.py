@@ -16,7 +16,7 @@ from launched_hosts import SUM, ends, first_failures, said, without_notices
 from transport_ranks import free_port
 
 from cydist.errors import RendezvousError
-from cydist.launch.options import ListedHost, listed_hosts
+from cydist.launch.options import DEFAULT_PORT, ListedHost, listed_hosts
 from cydist.launch.ssh import is_local, master_address
 
 if TYPE_CHECKING:
@@ -140,6 +140,35 @@ def test_a_host_that_cannot_be_reached(launcher: Launcher) -> None:
     assert launcher.settles() == 0
 
 
+def test_a_host_that_drops_packets(launcher: Launcher, tmp_path: Path) -> None:
+    """ssh is told how long to try; the host is named then, and nothing starts elsewhere."""
+    words = "ssh: connect to host deaf port 22: Connection timed out"
+    (tmp_path / "bin/ssh").write_text(
+        SSH.replace("host=$1", 'all="$all$1"; host=$1')
+        .replace("do shift", 'do all="$all$1 "; shift')
+        .replace("  silent)", "  deaf)\n    case $all in *-oConnectTimeout=30*)\n"
+                 f"      echo '{words}' >&2; exit 255 ;; esac; exec cat ;;\n  silent)")
+    )  # fmt: skip
+    result = launcher.run("--hosts=a:1,deaf:1", launcher.script("print('started')"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "cydistrun: deaf cannot be reached with ssh" in result.stderr
+    assert words in result.stderr
+
+
+def test_a_free_port(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--master-port 0 is a free port of the first host, which all ranks are told."""
+    monkeypatch.delenv("PET_MASTER_PORT")
+    script = launcher.script(*SUM, "print(os.environ['MASTER_PORT'])",
+                             "dist.destroy_process_group()")  # fmt: skip
+    with socket.socket() as default:  # the port of several hosts without the option
+        default.bind(("", DEFAULT_PORT))
+        result = launcher.run("--hosts=a:1,b:1", "--master-port=0", script)
+    assert (result.returncode, without_notices(result.stderr)) == (0, "")
+    found = {line.partition(" ")[2] for line in result.stdout.splitlines()}
+    assert len(found) == 1
+    assert found.isdisjoint({"0", str(DEFAULT_PORT)})
+
+
 @pytest.mark.parametrize(
     ("setup", "words"),
     [
@@ -184,14 +213,14 @@ def test_what_a_host_says_controls_no_terminal(launcher: Launcher, tmp_path: Pat
     assert result.stderr.endswith(": no?]0;title? entry\n")
 
 
-def test_an_error_of_one_host_ends_all(launcher: Launcher) -> None:
+def test_an_error_of_one_host_ends_all(launcher: Launcher, tmp_path: Path) -> None:
     """An option that one host refuses ends the wait of the others for it, with its exit code."""
     script = launcher.script("print('started')")
-    result = launcher.run("--hosts=a:1,b:none", script)
+    ssh = tmp_path / "bin/ssh"
+    ssh.write_text(SSH.replace("env -i", "env -i CUDA_VISIBLE_DEVICES="))
+    result = launcher.run("--hosts=a:1,b:gpu", script)
     assert (result.returncode, result.stdout) == (2, "")
-    assert "cydistrun on b: --nproc-per-node 'none' is not a number, cpu, gpu or auto" in (
-        result.stderr
-    )
+    assert "cydistrun on b: --nproc-per-node gpu: this host shows no CUDA device" in result.stderr
     assert launcher.settles() == 0
 
 

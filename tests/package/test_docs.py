@@ -142,8 +142,17 @@ def test_errors_are_listed() -> None:
     assert rows == {n for n in classes if issubclass(getattr(errors, n), errors.DistError)}
 
 
-def test_example_of_survivors(tmp_path: Path) -> None:
-    """operations.md's program goes on with two ranks of three when one is killed in a call."""
+@pytest.mark.parametrize(
+    ("killed", "expected"),
+    [
+        ((1,), ["0 of 2: [100. 100. 100.]\n", "", "1 of 2: [100. 100. 100.]\n"]),
+        ((1, 2), ["1 ranks are left, fewer than 2\n", "", ""]),
+    ],
+    ids=["one", "most"],
+)
+def test_example_of_survivors(killed: tuple[int, ...], expected: list[str], tmp_path: Path) -> None:
+    """operations.md's program goes on with two ranks of three when one is killed in a call, and not
+    with one of three."""
     section = (ROOT / "docs/operations.md").read_text().split("## Going on without a dead rank")[1]
     program = re.search(r"```python\n(.*?)```", section, re.S)
     assert program is not None
@@ -155,20 +164,21 @@ def test_example_of_survivors(tmp_path: Path) -> None:
             env={
                 **common,
                 "RANK": f"{rank}",
-                "CYDIST_FAILPOINT": "enter:kill:40" if rank == 1 else "",
+                "CYDIST_FAILPOINT": "enter:kill:40" if rank in killed else "",
             },
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(3)
     ]
     try:
-        said = [rank.communicate(timeout=50)[0] for rank in ranks]
+        said = ["".join(rank.communicate(timeout=50)) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert said == ["0 of 2: [100. 100. 100.]\n", "", "1 of 2: [100. 100. 100.]\n"]
+    assert said == expected
 
 
 def example(page: str) -> tuple[str, str, str, list[str]]:

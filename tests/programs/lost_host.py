@@ -93,6 +93,20 @@ def compute(rank: int) -> None:
     dist.recv(np.empty(1), (rank + 2) % 4, tag=1)
 
 
+def late_call(rank: int) -> None:
+    """Let connections to both ranks of the other host be idle until a line comes, then use all."""
+    ready()
+    others = [(rank + 2) % 4, 3 - rank]
+    for other in others:
+        work = dist.isend(np.zeros(8), other)
+        dist.recv(np.empty(8), other)
+        work.wait()
+    print("computing", flush=True)
+    sys.stdin.readline()
+    for work in [dist.isend(np.zeros(LONG), other) for other in others]:
+        work.wait()
+
+
 def first_message(rank: int) -> None:
     """Wait, after a line, for ranks to which there is no connection yet."""
     print("ready", flush=True)

@@ -197,6 +197,25 @@ def test_directories_that_are_gone_are_passed_over(world: World) -> None:
     world.send(source, destination, 1)
 
 
+def test_a_host_that_answers_nothing_is_asked_once() -> None:
+    """Before directories on other hosts, however many are on it: each costs seconds."""
+    size = 4 * MOST_DIRECTORIES
+    asked: list[int] = []
+
+    def answer(of: Address, claim: bytes) -> bytes:
+        asked.append(of.rank)
+        if of.rank >= size // 2:
+            raise TimeoutError("no answer")
+        return Address(size - 1, "far", [[("10.0.0.1", 5)]]).encode()
+
+    hosts = [rank // (size // 2) * (size // 2) for rank in range(size)]
+    known = {each: Address(each, "near", [[("10.0.0.2", 5)]]) for each in directories(size)}
+    peers = Peers(hosts, hosts, known)
+    rank = size // 2 - 1  # whose first directories are all on the host of the peer
+    found = directory.lookup(size - 1, peers, answer, rank, time.monotonic() + WAIT)
+    assert (found.host, asked) == ("far", [size // 2, 0])
+
+
 def test_a_rank_that_nobody_can_find_is_named(world: World) -> None:
     """With the ranks that were asked."""
     for each in directories(SIZE):

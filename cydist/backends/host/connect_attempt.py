@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from cydist._native import silence_limit
 from cydist.backends.host.addresses import SocketAddress
 from cydist.net.acceptor import HandshakeSocket
 from cydist.net.auth import ClientHandshake
@@ -17,14 +18,20 @@ Key = tuple[int, int]  # peer, lane
 
 
 class ConnectAttempt:
-    """The attempt to connect to one lane of one peer, until it succeeds or is given up."""
+    """The attempt to connect to one lane of one peer, until it succeeds or is given up.
 
-    def __init__(self, key: Key, targets: list[SocketAddress], now: float) -> None:
+    since       when the link requested it: it may have taken a while to learn the address
+    """
+
+    def __init__(
+        self, key: Key, targets: list[SocketAddress], now: float, since: float | None = None
+    ) -> None:
         self.key = key
         self.targets = targets
         self.deadline = now + CONNECT_TIMEOUT
-        # When a host that gave no answer counts as gone; a bit early, as the verdict takes time.
-        self.silent_until = now + 0.95 * peer_timeout()
+        # When a host that gave no answer counts as gone.
+        limit = silence_limit(peer_timeout())
+        self.silent_until = max((now if since is None else since) + limit, now + limit / 2)
         self.heard = False  # the host has answered, if only with a refusal
         self.next = 0  # of targets
         self.refusals = 0  # consecutive addresses that refused

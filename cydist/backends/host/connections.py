@@ -83,7 +83,8 @@ class Connections:
         self._peers: Peers | None = None
         self._attempts: dict[Key, ConnectAttempt] = {}
         self._wanted: list[Key] = []  # requested by the link, not tried yet
-        self._without_address: list[Key] = []  # requested, and the peer's address is not known yet
+        # Requested when, where the peer's address is not known yet.
+        self._without_address: dict[Key, float] = {}
         # What a thread found that asks for addresses: why it has none, or "". None: no such thread.
         self._found: dict[int, str] | None = None
         self._asking = False
@@ -376,9 +377,11 @@ class Connections:
             peer, lane = key
             address = peers.known.get(peer)
             if address is None:
-                self._without_address.append(key)
-            elif key not in self._attempts:
-                self._attempts[key] = ConnectAttempt(key, address.lanes[lane], now)
+                self._without_address.setdefault(key, now)
+            else:
+                since = self._without_address.pop(key, now)
+                if key not in self._attempts:
+                    self._attempts[key] = ConnectAttempt(key, address.lanes[lane], now, since)
             del self._wanted[-1]
         if self._without_address and not self._asking:
             wanted = dict.fromkeys(peer for peer, _ in self._without_address)
@@ -413,7 +416,9 @@ class Connections:
             if why and not self.link.lane_is_live(peer, 0):
                 self.link.refuse(peer, why)
         self._wanted += [key for key in self._without_address if not found.get(key[0], "")]
-        self._without_address.clear()
+        self._without_address = {
+            key: since for key, since in self._without_address.items() if key in self._wanted
+        }
 
     def _try_next(self, attempt: ConnectAttempt, now: float) -> None:
         target = attempt.targets[attempt.next % len(attempt.targets)]

@@ -266,7 +266,8 @@ def _told(data: bytes, size: int) -> Peers:
 def lookup(
     peer: int, peers: Peers, ask: Callable[[Address, bytes], bytes], rank: int, deadline: float
 ) -> Address:
-    """Return the address of a peer, from the first directory that answers.
+    """Return the address of a peer, from the first directory that answers. After one that does
+    not, others on its host come last: the host may have vanished.
 
     ask     sends a claim to the rank at an address, and returns its answer
 
@@ -279,9 +280,10 @@ def lookup(
     # Each rank begins with another one, so that all have their share of questions.
     order = sorted(directories(size), key=lambda each: (each - rank) % size)
     failed: dict[int, Exception] = {}
-    for each in order:
-        if time.monotonic() >= deadline:
-            break
+    while order and time.monotonic() < deadline:
+        silent = {peers.hosts[each] for each in failed}
+        each = next((each for each in order if peers.hosts[each] not in silent), order[0])
+        order.remove(each)
         try:
             answer = ask(peers.known[each], CLAIM.pack(rank, each, peer))
             peers.learn(answer.split(_SEPARATOR))

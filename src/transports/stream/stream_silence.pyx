@@ -8,6 +8,7 @@ and reads nothing.
 from libc.errno cimport EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH, ETIMEDOUT
 from libc.math cimport isinf
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from cydist._native.abi cimport now_ns
 
@@ -35,9 +36,11 @@ cdef extern from *:
     struct tcp_info:
         uint8_t tcpi_retransmits    # of the oldest bytes, without an answer
         uint8_t tcpi_probes         # without an answer
+        uint8_t tcpi_backoff        # how often the pause before the next of them was doubled
         uint32_t tcpi_rto           # microseconds
         uint32_t tcpi_unacked       # segments
-        uint32_t tcpi_last_data_recv    # milliseconds ago
+        uint32_t tcpi_last_data_sent    # milliseconds ago, repetitions included
+        uint32_t tcpi_last_data_recv
         uint32_t tcpi_last_ack_recv
         uint64_t tcpi_bytes_acked
         uint64_t tcpi_bytes_received
@@ -46,10 +49,15 @@ cdef extern from *:
 
 cdef enum:
     MS_NS = 1000000
+    SECOND_NS = 1000000000
     FIRST_RTO_NS = 200000000    # the shortest time until bytes are sent again
     LONGEST_PERIOD_NS = 500000000
     SHARE = 30                  # looks within the limit
+    MARGIN = 4                  # periods by which the verdict is early, so that it comes in time
     IDLE_SHARE = 5
+    PROBES = 6                  # of an idle connection, before it ends
+    PAUSE_SHARE = 8
+    MOST_DOUBLINGS = 16         # the longest pause is shorter
     MISSED = 4                  # periods without a look: this process did not run
 
 
@@ -57,27 +65,52 @@ cdef int idle_seconds(double seconds) noexcept nogil:
     return <int>max(1.0, min(seconds / IDLE_SHARE, 7200.0))
 
 
+cdef int interval_seconds(double seconds) noexcept nogil:
+    return <int>max(1.0, min((seconds - idle_seconds(seconds)) / PROBES, 7200.0))
+
+
+cdef double longest_pause(double seconds) noexcept nogil:
+    return min(max(1.0, seconds / PAUSE_SHARE), 120.0)
+
+
 cdef Patience patience_of(double seconds) noexcept nogil:
     cdef Patience p
+    memset(&p, 0, sizeof(p))
     p.seconds = seconds
-    p.limit_ns = p.owed_ns = p.period_ns = 0
     if not isinf(seconds) and seconds < 1e9:
         p.period_ns = min(<int64_t>(seconds * 1e9) // SHARE, <int64_t>LONGEST_PERIOD_NS)
-        # So that the verdict comes in time: it may be late by a look, and by the beginning of one.
-        p.limit_ns = <int64_t>(seconds * 1e9) - 2 * p.period_ns
-        p.owed_ns = p.limit_ns - <int64_t>idle_seconds(seconds) * 1000000000
+        p.limit_ns = <int64_t>(seconds * 1e9) - MARGIN * p.period_ns
+        p.interval_ns = <int64_t>interval_seconds(seconds) * SECOND_NS
+        p.pause_ns = <int64_t>(longest_pause(seconds) * 1e9)
+        # A connection may be idle before anything is asked, and the time between its last probe and
+        # the first bytes does not count in `owed_for`.
+        p.owed_ns = max(p.limit_ns - <int64_t>idle_seconds(seconds) * SECOND_NS - p.interval_ns,
+                        p.limit_ns // 2)
     return p
 
 
-cdef int64_t owed_for(const tcp_info *info) noexcept nogil:
-    """Return how long an answer has been due at least, by the number of bytes' repetitions: for
-    a process that has not looked meanwhile. The pauses between those double up to the last."""
+cdef int64_t owed_for(const tcp_info *info, const Patience *p) noexcept nogil:
+    """Return how long an answer has been due at least, by what this kernel has asked in vain: for
+    a process that has not looked meanwhile.
+
+    It repeats bytes, and probes a closed window, after pauses that double up to the longest.
+    Bytes may follow the probes of an idle connection, whose pauses are equal.
+    """
     cdef int64_t rto = <int64_t>info.tcpi_rto * 1000
     cdef int64_t pause = FIRST_RTO_NS, owed = 0
-    cdef int _repetition
+    cdef int doublings = 0 if info.tcpi_unacked else info.tcpi_backoff
+    cdef int i, _repetition
     for _repetition in range(info.tcpi_retransmits):
         owed += min(pause, rto)
         pause *= 2
+    if info.tcpi_retransmits:
+        owed += min(<int64_t>info.tcpi_last_data_sent * MS_NS, rto)
+    for i in range(1, info.tcpi_probes):    # from the latest pause to the earliest
+        if i > doublings:
+            owed += p.interval_ns
+        else:
+            owed += min(max(rto, <int64_t>FIRST_RTO_NS) << min(doublings - i, MOST_DOUBLINGS),
+                        p.pause_ns)
     return owed
 
 
@@ -97,7 +130,7 @@ cdef int look(int fd, Silence *s, const Patience *p, int64_t now) noexcept nogil
         s.owed_since = now
     elif now - quiet > s.owed_since:
         s.owed_since = now - quiet      # something has come since
-    owed = max(now - s.owed_since, owed_for(&info))
+    owed = max(now - s.owed_since, owed_for(&info, p))
     return SILENT if quiet >= p.limit_ns and owed >= p.owed_ns else OWED
 
 
@@ -144,6 +177,18 @@ cdef class SilenceWatch:
         return verdict != QUIET, verdict == SILENT
 
 
-def keepalive_idle(double seconds):
-    """Return how many seconds a connection may be idle before its kernel probes the other one."""
-    return idle_seconds(seconds)
+def keepalive_times(double seconds):
+    """Return how many seconds a connection may be idle before its kernel probes the other one, and
+    how many lie between two probes."""
+    return idle_seconds(seconds), interval_seconds(seconds)
+
+
+def longest_repetition_pause(double seconds):
+    """Return the most seconds that a kernel should wait before it repeats bytes or probes."""
+    return longest_pause(seconds)
+
+
+def silence_limit(double seconds):
+    """Return the seconds without a sign of life after which a host counts as gone; inf: never."""
+    cdef Patience p = patience_of(seconds)
+    return 1e-9 * p.limit_ns if p.limit_ns else float("inf")
