@@ -186,7 +186,8 @@ def test_where_addresses_are_translated_he_is_between_and_changes_nothing(way: s
             events = attacker.events()
             # A rank may refuse an address that he wrote, and go nowhere.
             refused_unread = way == "file" and LED not in events
-            assert {"let through: store", "let through: peer"} & set(events) or refused_unread
+            let_through = {"let through: store", "let through: peer"} & set(events)
+            assert let_through or refused_unread, (events, job.said)
             assert '"fine"' not in job.said
 
     led(way, "nat", LEADING, check)
