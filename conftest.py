@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -29,8 +30,9 @@ UNDER_MPIRUN = "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 # These run on every rank of an mpirun, see scripts/test-mpi.
 collect_ignore = [] if UNDER_MPIRUN else ["tests/backends/mpi"]
 
-# Contract tests of these are repeated on worlds of these sizes in scripts/test-all.
-MORE_BACKENDS, MORE_SIZES = ("inproc", "shm", "derived"), (1, 4)
+# Contract tests of these are repeated on worlds of these sizes in scripts/test-all. Those over
+# sockets run on all sizes in scripts/test.
+MORE_SIZES = {"inproc": (1, 2, 4), "shm": (1, 4), "derived": (1, 2, 4)}
 
 # Reasons for which a test may be skipped in CI: features that a machine may lack even in the
 # environment of scripts/test.
@@ -52,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from cydist.groups import registry
     from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
+
+    gc.disable()  # until the tests are collected
 
     class Derived(ProcessGroup):
         """A third party's minimal backend: two methods, everything else derived."""
@@ -80,22 +84,27 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest evaluates the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files with slow tests first if files are distributed among processes. Mark contract
-    tests with one and with four ranks as `more`, except over sockets, and also variants of the
-    kernels that this machine cannot run."""
+    tests on MORE_SIZES as `more`, and also variants of the kernels that this machine cannot run."""
     from cydist._native import kernels
 
     cannot_run = set(VARIANTS) - set(kernels.isas())
     for item in items:
         callspec = getattr(item, "callspec", None)
         values = {} if callspec is None else callspec.params
-        repeated = (
-            values.get("chosen_backend") in MORE_BACKENDS and values.get("size") in MORE_SIZES
-        )
+        repeated = values.get("size") in MORE_SIZES.get(values.get("chosen_backend", ""), ())
         if repeated or values.get("isa") in cannot_run:
             item.add_marker(pytest.mark.more)
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look through the thousands of tests, which all stay. Each would
+    take longer than most tests do, and some tests collect again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def unexcused(reason: str) -> bool:
@@ -192,3 +201,14 @@ def service(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
     make = {"store": job_ports.store_service, "peer": job_ports.peer_service}[request.param]
     with make() as service:
         yield service
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
+    """Provide a Slurm on two hosts, as slurm_cluster.Cluster."""
+    from slurm_cluster import slurm_cluster, why_no_slurm
+
+    if why_no_slurm():
+        pytest.skip(why_no_slurm())
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as made:
+        yield made

@@ -54,8 +54,9 @@ class BuildTogether(build_ext):
         super().finalize_options()
 
     def build_extension(self, ext):
-        workers = self.parallel if self.parallel is not True else None  # as many as cores
-        with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        # One more than cores: Cython holds Python's lock, so that a second thread in it waits.
+        workers = self.parallel if self.parallel is not True else None
+        with ThreadPoolExecutor(workers or (os.cpu_count() or 1) + 1) as pool:
             objects = [path for some in pool.map(self.objects, MODULES) for path in some]
         whole = self.get_ext_fullpath(ext.name)
         if self.force or newer_group(objects, whole):

@@ -92,7 +92,11 @@ def parse(
     add("--sizes", default=sizes, help=f"bytes of a call ({sizes})")
     add("--dtype", default="float32", help="of the elements, by numpy's or ml_dtypes' name")
     add("--vs", default="", metavar="PEER,...", help="peers to run beside it, see below")
-    add("--backend", default="tcp", help="of cydist: tcp (default), mpi under mpirun, or another")
+    add(
+        "--backend",
+        default="tcp",
+        help="of cydist: tcp (default), mpi under mpirun, inproc with threads, or another",
+    )
     add("--arrays", default="numpy", choices=("numpy", "torch"), help="what cydist is given")
     add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
     if not subject:
@@ -110,6 +114,8 @@ def parse(
         parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join((*ops, *more))}")
     if given.ranks < 2:
         parser.error(f"--ranks {given.ranks}: a collective needs two ranks to be timed")
+    if subject == "memory" and given.backend == "inproc":
+        parser.error("--backend inproc: the memory of ranks that share a process cannot be told")
     if given.arrays == "torch" and importlib.util.find_spec("torch") is None:
         parser.error("--arrays torch needs torch: pip install torch")
     return BenchOptions(

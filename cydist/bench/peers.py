@@ -103,12 +103,12 @@ class TorchLike:
 class Cydist(TorchLike):
     """cydist, which also reports its algorithm."""
 
-    def __init__(self, backend: str, arrays: str) -> None:
+    def __init__(self, backend: str, arrays: str, **place: Any) -> None:
         import cydist
         from cydist import config
         from cydist.tuning.file import version
 
-        cydist.init_process_group(backend, timeout=TIMEOUT)
+        cydist.init_process_group(backend, timeout=TIMEOUT, **place)
         self.windows = bool(getattr(cydist.group.WORLD, "windows", False))
         about = {
             "version": f"cydist {version() or 'from its source tree'}",

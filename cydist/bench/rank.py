@@ -13,14 +13,18 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank_loop import Session
 
 
-def main(address: str, log: str, library: str, options: Mapping[str, str]) -> None:
-    """Serve the driver that listens at `address`; the library's output goes to `log`."""
+def main(address: str, log: str, library: str, options: Mapping[str, str], **place: Any) -> None:
+    """Serve the driver that listens at `address`; the library's output goes to `log`.
+
+    place   arguments of init_process_group for a rank that is a thread
+    """
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -28,7 +32,7 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
     control.connect(address)
     with control, control.makefile("rwb") as stream:
         try:
-            running = start(library, options)
+            running = start(library, options, place)
         except Exception as error:
             send_answer(stream, refusal(error))
             stream.read()  # stay until all have come, since an early end looks like a crash
@@ -48,12 +52,15 @@ def main(address: str, log: str, library: str, options: Mapping[str, str]) -> No
             send_answer(stream, answer)
 
 
-def start(library: str, options: Mapping[str, str]) -> Library:
+def start(
+    library: str, options: Mapping[str, str], place: Mapping[str, Any] = MappingProxyType({})
+) -> Library:
     """Start a library on this rank.
 
     library     "cydist", "torch", "mpi", "mpi-polled" or "raw"
     options     of torch: `backend`; of cydist: `backend`, `arrays`, and settings, named without
     CYDIST_
+    place       see `main`
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if library == "torch":
@@ -67,7 +74,7 @@ def start(library: str, options: Mapping[str, str]) -> Library:
     settings = dict(options)
     backend, arrays = settings.pop("backend"), settings.pop("arrays")
     os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})
-    return Cydist(backend, arrays)
+    return Cydist(backend, arrays, **place)
 
 
 def refusal(error: Exception) -> dict[str, str]:

@@ -29,7 +29,9 @@ def header(about: Mapping[str, str]) -> str:
 
 def workers(running: Sequence[Worker], ranks: int) -> dict[str, str]:
     """Return the facts about the workers."""
-    about = {"ranks": f"{ranks} processes on this machine"}
+    threads = running[0].about.get("transport", "").startswith("inproc,")
+    about = {"ranks": f"{ranks} {'threads of one process' if threads else 'processes'}"}
+    about["ranks"] += " on this machine"
     return about | {each.name: ", ".join(each.about.values()) for each in running}
 
 

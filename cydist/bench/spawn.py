@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from cydist.bench import rank
 from cydist.launch.spawn import ProcessContext, spawn
+from cydist.stores import HashStore
 
 # Allow mpirun to run as root, and with more ranks than cores.
 MPIRUN_VARIABLES = {
@@ -76,7 +78,11 @@ def start(spec: Spec, size: int, address: str, log: str) -> Processes:
 
 
 def _spawned(spec: Spec, size: int, address: str, log: str) -> Processes:
-    context = spawn(_child, (address, log, spec.kind, dict(spec.options)), size, join=False)
+    options = dict(spec.options)
+    if options.get("backend") == "inproc":
+        context = spawn(_threads, (size, address, log, spec.kind, options), 1, join=False)
+    else:
+        context = spawn(_child, (address, log, spec.kind, options), size, join=False)
     assert isinstance(context, ProcessContext)
     children = context.processes
 
@@ -94,6 +100,25 @@ def _spawned(spec: Spec, size: int, address: str, log: str) -> Processes:
 
 def _child(_rank: int, address: str, log: str, library: str, options: Mapping[str, str]) -> None:
     rank.main(address, log, library, options)
+
+
+def _threads(
+    _rank: int, size: int, address: str, log: str, library: str, options: Mapping[str, str]
+) -> None:
+    """Run all ranks of the backend "inproc" in this process."""
+    store = HashStore()
+    ranks = [
+        threading.Thread(
+            target=rank.main,
+            args=(address, log, library, options),
+            kwargs={"store": store, "rank": number, "world_size": size},
+        )
+        for number in range(size)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
 
 
 def _under_mpirun(spec: Spec, size: int, address: str, log: str) -> Processes:

@@ -422,6 +422,25 @@ def test_gloo_beside_us(tmp_path: Path) -> None:
         ]
 
 
+def test_ranks_that_are_threads(tmp_path: Path) -> None:
+    """--backend inproc times ranks of one process, with right results."""
+    file = tmp_path / "figures.json"
+    arguments = ("--ranks", "3", "--sizes", "1Ki", "--rounds", "1", "--json", str(file))
+    ended = run("--backend", "inproc", "--ops", "all_reduce,broadcast,barrier", *arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "3 threads of one process on this machine" in ended.stdout
+    for case in json.loads(file.read_text())["cells"]:
+        measurements = case["participants"]["cydist"]
+        assert (measurements["wrong"], len(measurements["rounds"])) == (0, 1)
+
+
+def test_memory_of_threads_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that share a process share its memory, too."""
+    with pytest.raises(SystemExit):
+        options.parse(["--backend", "inproc"], "memory")
+    assert "cannot be told" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_raw_sockets_beside_us(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from extra_values import more
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs/examples/backend"
@@ -73,9 +74,10 @@ def test_the_tutorial_shows_it() -> None:
         assert [line for line in shown if line not in lines] == []
 
 
-def test_it_keeps_every_contract(site: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left_out", ["1ranks or 2ranks or 4ranks", *more("nothing")])
+def test_it_keeps_every_contract(site: Path, tmp_path: Path, left_out: str) -> None:
     """All contract tests pass, and the report says what the backend can do and what it cannot."""
-    ended = contract(site, tmp_path)
+    ended = contract(site, tmp_path, "-k", f"not ({left_out})")
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr
     said = [line.split() for line in ended.stdout.splitlines()]
     assert ["receives", "from", "any", "source", "no"] in said

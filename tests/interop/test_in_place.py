@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -11,22 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_tables import names_in
 
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/interop/torch_in_place.py"
 
-
-def forms() -> list[str]:
-    """Return the names in the program's table. It is not imported, since it takes a launcher."""
-    for node in ast.parse(PROGRAM.read_text()).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "FORMS":
-            assert isinstance(node.value, ast.Tuple)
-            return [ast.unparse(entry) for entry in node.value.elts]
-    raise AssertionError(f"{PROGRAM} has no FORMS")
-
-
+FORMS = names_in(PROGRAM, "FORMS")
 Results = list[dict[str, Any]]
 
 
@@ -44,13 +35,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(3)]
 
 
-@pytest.mark.parametrize("form", forms())
+@pytest.mark.parametrize("form", FORMS)
 def test_in_place_equals_gloo_on_other_memory(form: str, results: Results) -> None:
     """The same bits, of contiguous and strided tensors, blocking and asynchronous."""
     assert [rank[form]["cydist"] for rank in results] == [[]] * 3
 
 
-@pytest.mark.parametrize("form", [name for name in forms() if name != "all_to_all_single"])
+@pytest.mark.parametrize("form", [name for name in FORMS if name != "all_to_all_single"])
 def test_gloo_allows_it_too(form: str, results: Results) -> None:
     """Every form that gloo computes in place; its all_to_all_single(x, x) may give anything."""
     assert [rank[form]["gloo"] for rank in results] == [[]] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_tables import names_in
 
 pytest.importorskip("torch")
 
@@ -18,16 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/interop/torch_training.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.more, pytest.mark.timeout(200)]
-
-
-def scenarios() -> list[str]:
-    """The names in the program's table, which is not imported: it takes a launcher."""
-    for node in ast.parse(PROGRAM.read_text()).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "SCENARIOS":
-            assert isinstance(node.value, ast.Tuple)
-            return [ast.unparse(entry) for entry in node.value.elts]
-    raise AssertionError(f"{PROGRAM} has no SCENARIOS")
-
 
 Results = list[dict[str, Any]]
 
@@ -53,7 +43,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found
 
 
-@pytest.mark.parametrize("name", scenarios())
+@pytest.mark.parametrize("name", names_in(PROGRAM, "SCENARIOS"))
 def test_same_numbers_as_gloo(name: str, results: Results) -> None:
     """The same bits: what ranks add together is exact in any order.
 

@@ -241,7 +241,7 @@ def test_a_rank_that_is_late_in_many_groups_is_waited_for_once(mpi: Path, how: s
     assert len(re.findall(r"rank \d: content", done.stdout)) == 2
 
 
-@pytest.mark.parametrize("how", ["destroying", "ending"])
+@pytest.mark.parametrize("how", ["destroying", *more("ending")])
 def test_a_late_rank_learns_what_the_others_called(mpi: Path, how: str) -> None:
     """It calls something else than the rank did that has left: MismatchError, there."""
     done = start(mpi, "differing-late", how, transport="mpi")

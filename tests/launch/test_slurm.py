@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import ROOT, Cluster, slurm_cluster, why_no_slurm
+from slurm_cluster import ROOT, Cluster
 
 SCRIPTS = ROOT / "docs/examples/slurm"
 PROGRAM = str(ROOT / "tests/programs/slurm_job.py")
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if why_no_slurm():
-        pytest.skip(why_no_slurm())
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as made:
-        yield made
 
 
 def said(hosts: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ the class says that a value was another one than was sent. From the environment:
     BACKEND     of the default group; tcp
     STORE       host:port of a TCPStore of the program's own, by which the ranks meet
     TURNS       rounds of calls
+    PATIENCE    seconds that this rank waits for the other side of a handshake; cydist's own
     ODD         rank 0 gives up in a last call, and tells rank 1, which waits in another one
 """
 
@@ -207,6 +208,10 @@ def run() -> None:
 def gate() -> None:
     """Say that all is imported, and wait until the start is allowed."""
     do_without(os.environ.get("WITHOUT", "").split())
+    if patience := os.environ.get("PATIENCE"):
+        from cydist.net import auth
+
+        auth.HANDSHAKE_TIMEOUT = float(patience)
     publish(os.environ.get("DESK", ""))
     await_gate("GATE")
 

@@ -5,8 +5,6 @@ The port of rank 0 follows from the step's name, so he knows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from launched_jobs import (
     Launch,
@@ -17,17 +15,9 @@ from launched_jobs import (
     check_that_changes_are_found,
     check_that_he_changes_an_object,
 )
-from slurm_cluster import Cluster, slurm_cluster, why_no_slurm
+from slurm_cluster import Cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if why_no_slurm():
-        pytest.skip(why_no_slurm())
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as made:
-        yield made
 
 
 @pytest.fixture

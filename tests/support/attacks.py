@@ -36,6 +36,9 @@ CHANGED: Attack = {"on": "peer", "kind": "plain", "at": 1, "text": TEXT, "way": 
 # In the store he puts his own places for those of the ranks.
 LEADING: Attack = {"on": "store", "kind": "addresses", "always": True, "peers": CHANGED}
 LED = "a rank was led here"
+# A rank that was led to him stays until rank 0 has come, which may take long on a busy machine:
+# one that gave up would find rank 0 when it comes again, since he has left the port to it.
+STAYS = {"PATIENCE": "30"}
 
 
 class Attacker:

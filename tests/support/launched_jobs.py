@@ -16,6 +16,7 @@ from attacks import (
     PROGRAM,
     ROOT,
     SETTINGS,
+    STAYS,
     Attack,
     Attacker,
     Job,
@@ -146,7 +147,7 @@ def check_that_a_lost_port_is_told(launch: Launch) -> None:
 
 def check_that_both_refuse(launch: Launch, settings: str) -> None:
     """He is let through nowhere, and rank 1, which was led to him, ends in words."""
-    with attacked(launch, **SETTINGS[settings]) as (attacker, job):
+    with attacked(launch, **SETTINGS[settings], **STAYS) as (attacker, job):
         take_the_port(launch, attacker, job, LEADING)
         check_unharmed(attacker, job, ranks=1)
         assert not [event for event in attacker.events() if event.startswith("let through")]
@@ -156,7 +157,7 @@ def check_that_both_refuse(launch: Launch, settings: str) -> None:
 
 def check_that_changes_are_found(launch: Launch) -> None:
     """With CYDIST_NAT=1 he is let through, and what he changes is found."""
-    with attacked(launch, **SETTINGS["nat"]) as (attacker, job):
+    with attacked(launch, **SETTINGS["nat"], **STAYS) as (attacker, job):
         take_the_port(launch, attacker, job, LEADING)
         check_unharmed(attacker, job, ranks=1)
         assert "let through: store" in attacker.events()
@@ -165,10 +166,10 @@ def check_that_changes_are_found(launch: Launch) -> None:
 
 def check_that_he_changes_an_object(launch: Launch) -> None:
     """With CYDIST_INSECURE=1 a rank gets another object than was sent."""
-    with attacked(launch, **SETTINGS["insecure"]) as (attacker, job):
+    with attacked(launch, **SETTINGS["insecure"], **STAYS, WAIT="40") as (attacker, job):
         take_the_port(launch, attacker, job, LEADING | {"public": True})
         ends = job.ended()
-        assert "plain: peer down" in attacker.events()
+        assert "plain: peer down" in attacker.events(), (attacker.events(), ends, job.said)
         assert "wrong" in {end["end"] for end in ends}, (ends, job.said)
         assert CHANGED["text"][1:] in "".join(end["text"] for end in ends)
 
