@@ -241,7 +241,8 @@ def test_a_signal_ends_all_hosts(launcher: Launcher, number: signal.Signals) -> 
     ((code, out, err),) = ends(process)
     assert code == 128 + number
     assert sorted(out.splitlines()) == ["[0] told", "[1] told"]
-    assert f"cydistrun on b: {number.name}: ending all ranks" in err
+    # A host may hear the other's verdict before its own signal.
+    assert f"{number.name}: ending all ranks" in err
     assert launcher.settles() == 0
 
 
