@@ -84,7 +84,8 @@ cdef class CallQueue:
 
     cdef uint64_t number_fast(self, str name) noexcept:
         self.seq += 1
-        self.last = None
+        if self.last is not None:
+            self.last = None
         self.fast_name = name
         self.fast_over = False
         return self.seq
