@@ -142,8 +142,8 @@ class TaskWork(EventWork):
 class Serial:
     """Runs the calls of one group one at a time, in the order they were issued.
 
-    A blocking call runs on the caller's thread if no call is outstanding; else it joins the queue
-    and the caller waits.
+    A blocking call runs on the caller's thread if no call is outstanding
+    (`CallQueue.run_call_now`); else it joins the queue and the caller waits.
 
     A signal handler may raise wherever Python makes a call. So code that must not be interrupted is
     under a lock, whose `with` comes first, and makes its calls last.
@@ -164,27 +164,12 @@ class Serial:
         deadline: float,
         give_up: Callable[[BaseException], None],
     ) -> bool:
-        """Run `body` in its turn; return True when it has run. Raises the exception of `body`.
+        """Run `body` on another thread, after all calls that were issued before it; return True
+        when it has run. Raises the exception of `body`.
 
         Returns False if its turn had not come at the deadline (on time.monotonic()); it then never
-        runs. If a signal handler raises while it runs on another thread, `give_up` must end it.
+        runs. If a signal handler raises while it runs, `give_up` must end it.
         """
-        token = object()
-        try:
-            if self.call_queue.try_begin(token):
-                body()
-                return True
-        finally:
-            self.call_queue.end(token)
-        return self._run_queued(name, body, deadline, give_up)
-
-    def _run_queued(
-        self,
-        name: str,
-        body: Callable[[], None],
-        deadline: float,
-        give_up: Callable[[BaseException], None],
-    ) -> bool:
         work = self.start(name, body, None)
         try:
             if not work.wait_until(deadline) and self._withdraw(work):

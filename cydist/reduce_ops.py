@@ -32,6 +32,9 @@ class RedOpType(IntEnum):
     PREMUL_SUM = OPS["PREMUL_SUM"]
 
 
+PREMUL_SUM = RedOpType.PREMUL_SUM  # an attribute of an enumeration takes long to read
+
+
 class PremulSum:
     """The sum of every rank's contribution multiplied by that rank's ``factor``.
 
@@ -246,12 +249,12 @@ def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
 
     Raises TypeError for a value that is not an operation, ValueError for a bare PREMUL_SUM.
     """
+    if type(op) is RedOpType and op is not PREMUL_SUM:
+        return op, None
     if isinstance(op, PremulSum):
         return op.type, op.factor
-    if isinstance(op, _PremulSumFactory) or op is RedOpType.PREMUL_SUM:
+    if isinstance(op, _PremulSumFactory) or op is PREMUL_SUM:
         raise ValueError("PREMUL_SUM needs its factor: op=ReduceOp.PREMUL_SUM(0.5)")
-    if isinstance(op, RedOpType):
-        return op, None
     raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
 
 

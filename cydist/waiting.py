@@ -39,9 +39,10 @@ def duration(timeout: float | timedelta, call: str = "") -> float:
     Raises TypeError if it is not a duration, ValueError if it is negative or NaN.
     """
     limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if type(limit) in (float, int) and 0 <= limit <= LONGEST_TIMEOUT:  # nearly all of them
+        return float(limit)
     try:
-        # Most are plain numbers; the abstract class takes longer to ask than all the rest.
-        if not isinstance(limit, float | int | Real):
+        if not isinstance(limit, Real):
             raise TypeError
         least = min(limit, LONGEST_TIMEOUT)  # numpy's timedelta64 passes as a number, but not here
     except TypeError:

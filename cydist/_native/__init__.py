@@ -41,10 +41,10 @@ from cydist._native.abi import (
     Link,
 )
 from cydist._native.algorithm_table import NEED_BITS, algorithms, forget_choices
-from cydist._native.array import Array, empty, overlapping, use_memory
+from cydist._native.array import Array, empty, of_one_kind, overlapping, totals, use_memory
 from cydist._native.asarray import asarray
 from cydist._native.call_errors import CallError
-from cydist._native.call_queue import CallQueue
+from cydist._native.call_queue import CallQueue, CallRecord
 from cydist._native.cipher import CipherHandle, change_keys_after
 from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
@@ -114,6 +114,7 @@ __all__ = [
     "TcpLink",
     "TlsHandshake",
     "CallQueue",
+    "CallRecord",
     "CipherHandle",
     "algorithms",
     "arm_failpoint",
@@ -135,6 +136,7 @@ __all__ = [
     "keepalive_times",
     "load_mpi",
     "longest_repetition_pause",
+    "of_one_kind",
     "overlapping",
     "pack_part",
     "prepare",
@@ -147,6 +149,7 @@ __all__ = [
     "fast_nccl",
     "fast_path",
     "supports",
+    "totals",
     "unflatten_buffers",
     "unpack_part",
     "use_library",

@@ -1,4 +1,5 @@
-"""The queue of a group's calls."""
+"""The calls of a group: the record of each, and their queue."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef extern from *:
@@ -30,12 +31,32 @@ cdef extern from *:
     void add_with_gil "cydist_add_alone"(int *p, int value) noexcept
 
 
+cdef class CallRecord:              # one call; the body describes the fields
+    cdef readonly str name
+    cdef public uint64_t seq
+    cdef public double deadline
+    cdef public double began
+    cdef public uint32_t sizes
+    cdef public bint agreed
+    cdef public bint begun
+    cdef public bint over
+    cdef int64_t deadline_in_ns(self) noexcept
+
+
 cdef class CallQueue:
+    cdef readonly uint64_t seq          # number of the group's last collective
+    cdef CallRecord last                # None: it was on the fast path, or there was none
+    cdef str fast_name                  # of the last call on the fast path
+    cdef bint fast_over
     cdef int outstanding                # calls that run or are queued
     cdef int running                    # whether a call is running; see the body
     cdef list queue                     # calls that have not begun, oldest first
-    cdef object owner                   # token of the call that began without queueing
-    # Like begin and end, for callers that run no signal handler between their steps.
-    cdef bint try_begin_fast(self) noexcept
-    cdef void end_fast(self) noexcept
+    # Begin a call if no other runs or is queued; return whether. Callers run no signal handler
+    # between this and the end.
+    cdef bint try_begin(self) noexcept
+    cdef void end(self) noexcept
     cdef void release(self) noexcept
+    cpdef number(self, CallRecord call)
+    # Begin a call on the fast path; return its number.
+    cdef uint64_t number_fast(self, str name) noexcept
+    cpdef run_call(self, object group, CallRecord call, object body)

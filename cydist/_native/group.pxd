@@ -1,5 +1,5 @@
 """A group's compiled half, shared with the fast path (src/fastpath/fast_collectives.pyx)."""
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport Block, Call, Comm, Link
 from cydist._native.algorithm_table cimport ChosenAlgorithms, Entry
@@ -10,9 +10,6 @@ cdef class Group:
     cdef readonly Link link
     cdef public CallQueue call_queue     # the queue of the group's calls
     cdef public double timeout      # seconds that a call may take, by default
-    cdef readonly uint64_t seq      # number of the last collective
-    cdef readonly str fast_name     # of the last call on the fast path; None: none yet
-    cdef readonly bint fast_over
     cdef Comm comm
     cdef int *peers
     cdef Block *blocks              # for 2 * size blocks of the call that is running
@@ -27,6 +24,11 @@ cdef class Group:
     cdef ControlPlane control_plane
 
     cpdef close(self)
+    # Run one collective: see the body.
+    cdef int run_entry(self, const Entry *entry, str collective, list inputs, list outputs,
+                       int64_t deadline_ns, uint64_t seq, int op, object factor, int root,
+                       size_t count, uint32_t sizes, int flags, size_t segment_bytes,
+                       object about) except -1
     cdef void leave_comm(self) noexcept
     # The CallError of a first call that the table of the shared memory did not answer.
     cdef object without_windows(self, int status, int peer)

@@ -14,10 +14,10 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cydist import _native
-from cydist._native import Array, asarray, overlapping
+from cydist._native import Array, asarray, of_one_kind, overlapping
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.user_reduction import elements_dtype
-from cydist.reduce_ops import Op, UserReduction, op_and_factor
+from cydist.reduce_ops import PREMUL_SUM, Op, RedOpType, UserReduction, op_and_factor
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -46,15 +46,16 @@ def input_array(obj: Any, call: str, name: str) -> Array:
     """Return the memory of an argument that is read."""
     try:
         return asarray(obj)
-    except TypeError as error:
-        raise TypeError(f"{call}: {name}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{call}: {name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise _located(error, call, name) from error
 
 
 def output_array(obj: Any, call: str, name: str) -> Array:
     """Return the memory of an argument that is written: writable, without overlapping elements."""
-    array = input_array(obj, call, name)
+    try:
+        array = asarray(obj)
+    except (TypeError, ValueError) as error:
+        raise _located(error, call, name) from error
     if not array.writable:
         raise ValueError(
             f"{call}: {name} is read-only, and the call writes to it; pass a writable array, such "
@@ -66,6 +67,12 @@ def output_array(obj: Any, call: str, name: str) -> Array:
             f"{array.strides} bytes), so a result does not fit into it; pass a copy"
         )
     return array
+
+
+def _located(error: Exception, call: str, name: str) -> Exception:
+    """Return an error of `asarray` that says which argument of which call it is about."""
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{call}: {name}: {error}")
 
 
 def input_list(objs: Any, call: str, name: str, count: int | None = None) -> list[Array]:
@@ -105,8 +112,10 @@ def check_absent(objs: Any, call: str, name: str, root: str) -> None:
         raise ValueError(f"{call}: {name} is for rank {root} only; pass None on every other rank")
 
 
-def check_same_dtype(arrays: Sequence[Array], call: str) -> None:
+def check_same_dtype(arrays: list[Array], call: str) -> None:
     """Check that all arrays have one dtype and are on one device."""
+    if of_one_kind(arrays):
+        return
     first = arrays[0]
     for array in arrays:
         if array.dtype_name != first.dtype_name:
@@ -162,7 +171,7 @@ def check_disjoint(
     Returns the numbers of the outputs that share memory with an input.
     """
     arrays = [*outputs, *inputs]
-    shared = set()
+    shared: set[int] = set()
     for i, j in overlapping(arrays, len(outputs)):
         if j < len(outputs):
             raise ValueError(
@@ -222,14 +231,14 @@ def split_sizes(
     if array.ndim == 0:
         raise ValueError(f"{call}: {name} has no dimension to cut; it needs at least one")
     rows = array.shape[0]
-    row = prod(array.shape[1:])
     if sizes is None or len(sizes) == 0:
         if rows % p != 0:
             raise ValueError(
                 f"{call}: {name} has {rows} rows, which do not divide among {p} ranks; "
                 f"pass {sizes_name}"
             )
-        return [rows // p * row] * p
+        return [array.size // p] * p
+    row = prod(array.shape[1:])
     try:
         counts = [index(size) for size in sizes]
     except TypeError as error:
@@ -279,12 +288,14 @@ def _integer(name: str, what: str, rank: Any) -> int:
 def check_op(name: str, op: Op, array: Array) -> None:
     """Raise TypeError if the reduction is not defined for the dtype, ValueError for an invalid
     factor."""
+    if type(op) is RedOpType and op is not PREMUL_SUM and _native.supports(op, array.dtype):
+        return  # nearly all of them
     if isinstance(op, UserReduction):
         if refusal := op.refusal(elements_dtype(array)):
             raise TypeError(f"{name}: {refusal}")
         return
     kind, factor = op_and_factor(op)
-    if not _native.supports(int(kind), array.dtype):
+    if not _native.supports(kind, array.dtype):
         raise TypeError(f"{name}: {kind.name} of {array.dtype_name} is not defined")
     if factor is None:
         return

@@ -71,12 +71,12 @@ def broadcast(
     take = arguments.input_array if chosen.rank() == root else arguments.output_array
     array = take(tensor, "broadcast", "tensor")
     prepared = Prepared(chosen, "broadcast", array)
-    dense = prepared.contiguous()
+    dense = array if array.contiguous else prepared.packed()
 
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.group.broadcast(call, dense.arrays[0], root)
+        prepared.group.broadcast(call, dense, root)
         if prepared.group.rank() != root:
-            dense.copy_back()
+            array.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout)
 
@@ -122,11 +122,11 @@ def all_reduce(
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
     prepared = Prepared(chosen, "all_reduce", array, op)
-    dense = prepared.contiguous()
+    dense = array if array.contiguous else prepared.packed()
 
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.reducer.all_reduce(call, dense.arrays[0], op)
-        dense.copy_back()
+        prepared.reducer.all_reduce(call, dense, op)
+        array.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout)
 
@@ -175,12 +175,12 @@ def reduce(
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
     prepared = Prepared(chosen, "reduce", array, op)
-    dense = prepared.contiguous()
+    dense = array if array.contiguous else prepared.packed()
 
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.reducer.reduce(call, dense.arrays[0], root, op)
+        prepared.reducer.reduce(call, dense, root, op)
         if prepared.group.rank() == root:
-            dense.copy_back()
+            array.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout)
 
@@ -234,10 +234,10 @@ def all_gather(
     )  # fmt: skip
     prepared = Prepared(chosen, "all_gather", array)
     into = ContiguousCopies(outputs, filled=False)
-    own = ContiguousCopies([array])
+    own = array.dense()
 
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.group.all_gather(call, into.arrays, own.arrays[0])
+        prepared.group.all_gather(call, into.arrays, own)
         into.copy_back()
 
     return prepared.run(body, tensor_list, async_op, timeout)
@@ -284,20 +284,20 @@ def all_gather_into_tensor(
     array = arguments.input_array(input_tensor, name, "input_tensor")
     output = arguments.output_array(output_tensor, name, "output_tensor")
     arguments.check_same_dtype([output, array], name)
-    arguments.check_times_size(output, array, chosen.size(), name, "output_tensor", "input_tensor")
-    into = ContiguousCopies([output], filled=False)
     p, me = chosen.size(), chosen.rank()
-    blocks = into.arrays[0].blocks(p)
+    arguments.check_times_size(output, array, p, name, "output_tensor", "input_tensor")
+    dense = output if output.contiguous else output.empty_like()
+    blocks = dense.blocks(p)
     arguments.check_disjoint(
         [output], [array], name,
         lambda *_: arguments.block_number(array, output, p) == me, arguments.OWN_BLOCK,
     )  # fmt: skip
     prepared = Prepared(chosen, name, array)
-    own = ContiguousCopies([array])
+    own = array.dense()
 
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.group.all_gather(call, blocks, own.arrays[0])
-        into.copy_back()
+        prepared.group.all_gather(call, blocks, own)
+        output.copy_from(dense)
 
     return prepared.run(body, [output_tensor], async_op, timeout)
 
@@ -344,12 +344,12 @@ def gather(
     root = root_rank(chosen, "gather", "dst", dst, group_dst, default=0)
     array = arguments.input_array(tensor, "gather", "tensor")
     prepared = Prepared(chosen, "gather", array)
-    own = ContiguousCopies([array])
+    own = array.dense()
     if chosen.rank() != root:
         arguments.check_absent(gather_list, "gather", "gather_list", "dst")
 
         def send(prepared: Prepared, call: Call) -> None:
-            prepared.group.gather(call, own.arrays[0], None, root)
+            prepared.group.gather(call, own, None, root)
 
         return prepared.run(send, [], async_op, timeout)
     outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
@@ -362,7 +362,7 @@ def gather(
     into = ContiguousCopies(outputs, filled=False)
 
     def receive(prepared: Prepared, call: Call) -> None:
-        prepared.group.gather(call, own.arrays[0], into.arrays, root)
+        prepared.group.gather(call, own, into.arrays, root)
         into.copy_back()
 
     return prepared.run(receive, gather_list, async_op, timeout)
@@ -410,8 +410,8 @@ def scatter(
     root = root_rank(chosen, "scatter", "src", src, group_src, default=0)
     output = arguments.output_array(tensor, "scatter", "tensor")
     prepared = Prepared(chosen, "scatter", output)
-    into = ContiguousCopies([output], filled=False)
-    given: ContiguousCopies | None = None
+    dense = output if output.contiguous else output.empty_like()
+    given: list[Array] | None = None
     if chosen.rank() == root:
         inputs = arguments.input_list(scatter_list, "scatter", "scatter_list", chosen.size())
         arguments.check_same_dtype([output, *inputs], "scatter")
@@ -423,13 +423,13 @@ def scatter(
             lambda _, j: all(output.same_memory(inputs[k]) for k in (j, root)),
             arguments.OWN_BLOCK,
         )  # fmt: skip
-        given = ContiguousCopies(inputs)
+        given = ContiguousCopies(inputs).arrays
     else:
         arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
 
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.group.scatter(call, into.arrays[0], given.arrays if given else None, root)
-        into.copy_back()
+        prepared.group.scatter(call, dense, given, root)
+        output.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout)
 
@@ -482,9 +482,8 @@ def reduce_scatter(
         [into], inputs, name, lambda _, j: into.same_memory(inputs[j]), arguments.WHOLE_ENTRY
     )
     prepared = Prepared(chosen, name, into, op)
-    dense = ContiguousCopies([into], filled=False, apart=shared)
     blocks = ContiguousCopies(inputs).arrays
-    return _reduce_scatter(prepared, dense, blocks, op, [output], async_op, timeout)
+    return _reduce_scatter(prepared, into, bool(shared), blocks, op, [output], async_op, timeout)
 
 
 @fast_path
@@ -530,25 +529,28 @@ def reduce_scatter_tensor(
     into = arguments.output_array(output, name, "output")
     array = arguments.input_array(input, name, "input")
     arguments.check_same_dtype([into, array], name)
-    arguments.check_times_size(array, into, chosen.size(), name, "input", "output")
     p = chosen.size()
+    arguments.check_times_size(array, into, p, name, "input", "output")
     shared = arguments.check_disjoint(
         [into], [array], name,
         lambda *_: arguments.block_number(into, array, p) is not None, arguments.WHOLE_BLOCK,
     )  # fmt: skip
     prepared = Prepared(chosen, name, into, op)
-    dense = ContiguousCopies([into], filled=False, apart=shared)
-    blocks = array.dense().blocks(p)
-    return _reduce_scatter(prepared, dense, blocks, op, [output], async_op, timeout)
+    return _reduce_scatter(
+        prepared, into, bool(shared), array.dense().blocks(p), op, [output], async_op, timeout
+    )
 
 
 def _reduce_scatter(
-    prepared: Prepared, into: ContiguousCopies, blocks: list[Array], op: Op, result: object,
+    prepared: Prepared, output: Array, shared: bool, blocks: list[Array], op: Op, result: object,
     async_op: bool, timeout: Timeout,
 ) -> Work | None:  # fmt: skip
+    """Run a reduce_scatter. `shared`: the output shares memory with an input."""
+    dense = output if output.contiguous and not shared else output.empty_like()
+
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.reducer.reduce_scatter(call, into.arrays[0], blocks, op)
-        into.copy_back()
+        prepared.reducer.reduce_scatter(call, dense, blocks, op)
+        output.copy_from(dense)
 
     return prepared.run(body, result, async_op, timeout)
 
@@ -669,16 +671,17 @@ def all_to_all_single(
             f"{name}: rank {me} sends itself {taken[me]} elements (input_split_sizes) but "
             f"expects {given[me]} (output_split_sizes)"
         )
-    sizes = (output_split_sizes, input_split_sizes)
-    even = all(each is None or len(each) == 0 for each in sizes)
+    even = (output_split_sizes is None or len(output_split_sizes) == 0) and (
+        input_split_sizes is None or len(input_split_sizes) == 0
+    )
     prepared = Prepared(chosen, name, into)
-    dense = ContiguousCopies([into], filled=False, apart=shared)
-    parts = dense.arrays[0].split(given)
-    own = array.dense().split(taken)
+    dense = into if into.contiguous and not shared else into.empty_like()
+    parts = dense.blocks(p) if even else dense.split(given)
+    own = array.dense().blocks(p) if even else array.dense().split(taken)
 
     def body(prepared: Prepared, call: Call) -> None:
         prepared.group.all_to_all(call, parts, own, even)
-        dense.copy_back()
+        into.copy_from(dense)
 
     return prepared.run(body, [output], async_op, timeout)
 
@@ -765,11 +768,11 @@ def _scan(
         return None
     array = arguments.output_array(tensor, name, "tensor")
     prepared = Prepared(chosen, name, array, op)
-    dense = prepared.contiguous()
+    dense = array if array.contiguous else prepared.packed()
 
     def body(prepared: Prepared, call: Call) -> None:
-        prepared.reducer.scan(call, dense.arrays[0], op, inclusive)
-        dense.copy_back()
+        prepared.reducer.scan(call, dense, op, inclusive)
+        array.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist.api.arguments import check_op
-from cydist.api.packing import ContiguousCopies
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.process_group import Call, ProcessGroup
@@ -61,12 +60,12 @@ class Prepared:
         if isinstance(op, UserReduction) and (array.device == "cpu" or not self.group.folds):
             self.reducer = _reducer_of(self.group, op, array)
 
-    def contiguous(self) -> ContiguousCopies:
-        """Return the array of a call on one array that has the same size on every rank. A group
-        that packs strided arrays itself gets it as it is."""
+    def packed(self) -> Array:
+        """Return the array of a call on one array that has the same size on every rank, packed
+        unless the group packs strided arrays itself."""
         assert self.array is not None
         packs = self.group.packs and not isinstance(self.op, UserReduction)
-        return ContiguousCopies([self.array], left=packs)
+        return self.array if packs else self.array.dense()
 
     def run(
         self, body: Callable[[Prepared, Call], None], result: object, async_op: bool,

@@ -17,7 +17,6 @@ class ContiguousCopies:
     The constructor packs inputs; `copy_back` writes outputs back.
 
     filled      False: the arrays are outputs, whose contents do not count
-    left        to the group, which packs them itself
     apart       numbers of those outputs that share memory with the call's inputs. The group gets
                 other memory for them, since it may write a result before it has read all inputs
     """
@@ -27,13 +26,12 @@ class ContiguousCopies:
         arrays: Sequence[Array],
         *,
         filled: bool = True,
-        left: bool = False,
         apart: Collection[int] = (),
     ) -> None:
         self._arrays = arrays
         self.arrays = [
             array
-            if (array.contiguous or left) and i not in apart
+            if array.contiguous and i not in apart
             else array.dense()
             if filled
             else array.empty_like()

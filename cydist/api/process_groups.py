@@ -103,6 +103,7 @@ SHRINK_ABORT = 1
 _process: World | None = None
 _thread = threading.local()
 _threads_are_ranks = False  # or were
+_default_group: ProcessGroup | None = None  # None: it depends on the thread, or there is none
 
 
 def _current_world() -> World | None:
@@ -151,8 +152,10 @@ def replace_group(old: ProcessGroup, new: ProcessGroup) -> None:
 
 def _set_fast_path_default() -> None:
     """Tell the fast path which group None means, unless that depends on the thread."""
+    global _default_group
     alone = _process is not None and not _threads_are_ranks
-    fast_collectives.use_default(_process.groups.get(DEFAULT_GROUP) if alone and _process else None)
+    _default_group = _process.groups.get(DEFAULT_GROUP) if alone and _process else None
+    fast_collectives.use_default(_default_group)
 
 
 def init_process_group(
@@ -674,6 +677,8 @@ def check_group(group: Any) -> None:
 
 def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:
     """Return the group for a call, or None if this rank is not in it (warns once)."""
+    if group is None and _default_group is not None:
+        return _default_group
     found = resolve_group(group)
     if found is None and isinstance(group, NonMember):
         group.warn(name)

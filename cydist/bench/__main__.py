@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 
 from cydist.bench.workers import WorkerError
 
-SUBJECTS = ("collectives", "kernels", "overlap", "startup", "rendezvous", "memory", "tune")
+SUBJECTS = (
+    "collectives", "kernels", "overlap", "paths", "startup", "rendezvous", "memory", "tune",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,6 +25,7 @@ SUBJECTS = """
 The other subjects, each with a --help of its own:
   python -m cydist.bench kernels    reductions, packing and flattening, against numpy and torch
   python -m cydist.bench overlap    how much of an asynchronous all_reduce computing hides
+  python -m cydist.bench paths      what the general path takes beyond the fast path
   python -m cydist.bench startup    import, init_process_group, new_group, many processes
   python -m cydist.bench rendezvous  how long many ranks take to meet, and what the store serves
   python -m cydist.bench memory     how much memory a call takes
@@ -77,6 +78,7 @@ def parse(
     description: str = "Time collectives between ranks on this machine, and peers beside them.",
     ops: Sequence[str] = OPS,
     sizes: str = SIZES,
+    least_ranks: int = 2,
 ) -> BenchOptions:
     """Return the options of a subject that has participants; a wrong one ends the program.
 
@@ -112,8 +114,8 @@ def parse(
     chosen = given.ops.split(",")
     if unknown := [op for op in chosen if op not in (*ops, *more)]:
         parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join((*ops, *more))}")
-    if given.ranks < 2:
-        parser.error(f"--ranks {given.ranks}: a collective needs two ranks to be timed")
+    if given.ranks < least_ranks:
+        parser.error(f"--ranks {given.ranks}: needs at least {least_ranks} to be timed")
     if subject == "memory" and given.backend == "inproc":
         parser.error("--backend inproc: the memory of ranks that share a process cannot be told")
     if given.arrays == "torch" and importlib.util.find_spec("torch") is None:

@@ -6,6 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -16,6 +17,8 @@ from cydist.bench.peers import Bound, Library
 
 CHECKED_CALLS = 2
 BARRIERS = 16  # single calls that are checked
+PATHS = ("fast", "general")
+LONG = 100  # seconds: a call with a timeout of its own takes the general path
 
 Answer = dict[str, Any]
 
@@ -67,6 +70,7 @@ class Session:
             "case": self.case,
             "round": self.round,
             "overlap": self.overlap,
+            "paths": self.paths,
             "memory": self.memory,
         }
 
@@ -143,6 +147,19 @@ class Session:
         answer["wrong"] = 0
         if checked and buffers is not None:
             answer["wrong"] = buffers.wrong(CHECKED_CALLS, settled=True)
+        return answer
+
+    def paths(self, iterations: int, turns: int) -> Answer:
+        """Return the nanoseconds of the cell's calls by each path, by turn. The paths take
+        turns."""
+        function, arguments = self._bound
+        general = partial(function, timeout=LONG)
+        bound: dict[str, Bound] = {"fast": self._bound, "general": (general, arguments)}
+        answer: Answer = {path: [] for path in PATHS}
+        for _ in range(turns):
+            for path in PATHS:
+                self._library.barrier()
+                answer[path].append(loop(bound[path], iterations))
         return answer
 
     def overlap(self, units: int) -> Answer:

@@ -12,14 +12,15 @@ Ranks here are group ranks. Collectives block; `execute` decides which thread ru
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from cydist import _native
+from cydist._native import CallRecord
 from cydist.errors import (
     DistTimeoutError,
     GroupDestroyedError,
@@ -30,7 +31,7 @@ from cydist.errors import (
 from cydist.executor import Serial
 from cydist.groups.consistency import check_consistency
 from cydist.reduce_ops import Op, op_and_factor
-from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration, seconds
+from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -40,42 +41,7 @@ if TYPE_CHECKING:
 DERIVED_TAG = -1
 
 
-class Call:
-    """One call on a group, as backends, error messages and hooks see it.
-
-    name        "all_reduce"
-    seq         its number among the collectives of the group; 0 for point to point
-    deadline    on time.monotonic(), in seconds
-    began       on the same clock
-    agreed      whether the ranks have compared it (derived collectives)
-    sizes       hash of the sizes of arrays that are sent as one; must be equal on all ranks
-    over        whether it has ended, with or without an error
-    """
-
-    __slots__ = ("agreed", "began", "deadline", "name", "over", "seq", "sizes")
-
-    def __init__(self, name: str, seq: int, deadline: float, over: bool = False) -> None:
-        self.name = name
-        self.seq = seq
-        self.deadline = deadline
-        self.began = time.monotonic()
-        self.agreed = False
-        self.sizes = 0
-        self.over = over
-
-    @property
-    def deadline_ns(self) -> int:
-        """Return the deadline on CLOCK_MONOTONIC, in nanoseconds, for compiled code."""
-        return int(self.deadline * 1e9)
-
-    def remaining(self) -> float:
-        """Return the seconds left; never negative."""
-        return max(0.0, self.deadline - time.monotonic())
-
-    def wait(self, part: Work) -> None:
-        """Wait for a message of this call until the call's deadline; the message has no other."""
-        part.due(None)
-        part.wait(self.remaining())
+Call = CallRecord  # one call on a group, as backends, error messages and hooks see it
 
 
 class ProcessGroup:
@@ -131,8 +97,7 @@ class ProcessGroup:
         self.backend = backend
         self.timeout: float = duration(timeout)
         self._serial = Serial()
-        self._seq = 0
-        self._call: Call | None = None  # the last collective that has started
+        self.call_queue = self._serial.call_queue
         self.waiting: tuple[str, int] | None = None  # for a message: "recv" and its peer
         self._failed: BaseException | None = None
         self._destroyed = False
@@ -339,46 +304,54 @@ class ProcessGroup:
             A `Work` with `async_op`; otherwise None, after the call has completed.
         """
         self.check_usable(name)
-        deadline = self.deadline(timeout, name)
-        caller = threading.get_ident()
-        begun = False
-
-        def run() -> None:
-            nonlocal begun
-            begun = True
-            if threading.get_ident() != caller:  # it was queued, and much may have happened
-                self.check_usable(name)
-            call = Call(name, 0, deadline)
-            try:
-                call.seq = self.next_seq()  # an interrupt from here on must fail the other ranks
-                self._call = call
-                body(call)
-            except UnsupportedError:
-                raise
-            except BaseException as error:
-                self.fail(error, f"{name} #{call.seq}")
-                raise
-            finally:
-                call.over = True
-
+        call = Call(name, 0, self.deadline(timeout, name))
         try:
-            if async_op:
-                return self._serial.start(name, run, result)
-            if not self._serial.run(name, run, deadline, lambda error: self._give_up(error, name)):
-                raise DistTimeoutError(
-                    f"{name} on group {self.group_name!r}: timeout: calls that were issued before "
-                    "it are still under way",
-                    op=name,
-                    group=self.group_name,
-                )
+            if not async_op and self.call_queue.run_call_now(self, call, body):
+                return None
+            return self._execute_queued(call, body, async_op, result)
         except BaseException as error:
-            # The call ended before its turn, which other ranks count, or by an interrupt.
-            if not begun or not isinstance(error, Exception):
+            # The call ended before its turn, which other ranks count, or by an interrupt; or a
+            # signal handler raised in `call_failed` before the group had failed.
+            unsent = call.seq == 0 or isinstance(error, UnsupportedError)
+            if not (call.begun and unsent and isinstance(error, Exception)):
                 self.fail(error, name)
             raise
+
+    def _execute_queued(
+        self, call: Call, body: Callable[[Call], None], async_op: bool, result: object
+    ) -> Work | None:
+        """Run a call after those that were issued before it."""
+        name = call.name
+
+        def run() -> None:
+            call.begun = True
+            call.began = time.monotonic()
+            self.check_usable(name)  # much may have happened
+            self.call_queue.run_call(self, call, body)
+
+        if async_op:
+            return self._serial.start(name, run, result)
+        if not self._serial.run(name, run, call.deadline, partial(self._give_up, name)):
+            raise DistTimeoutError(
+                f"{name} on group {self.group_name!r}: timeout: calls that were issued before it "
+                "are still under way",
+                op=name,
+                group=self.group_name,
+            )
         return None
 
-    def _give_up(self, error: BaseException, name: str) -> None:
+    def call_failed(self, call: Call, error: BaseException) -> None:
+        """Fail the group because a call raised in its turn; an interrupt, too, must end the other
+        ranks' calls. UnsupportedError comes before anything was sent, on every rank.
+
+        Args:
+            call: The call.
+            error: What it raised.
+        """
+        if not isinstance(error, UnsupportedError):
+            self.fail(error, f"{call.name} #{call.seq}")
+
+    def _give_up(self, name: str, error: BaseException) -> None:
         """Fail the group and end its running call, on any thread."""
         self.fail(error, name)
         self.abort()
@@ -390,8 +363,7 @@ class ProcessGroup:
         Returns:
             The number, from 1.
         """
-        self._seq += 1
-        return self._seq
+        return self.call_queue.next_seq()
 
     def deadline(self, timeout: float | timedelta | None, call: str = "") -> float:
         """Return the deadline of a call that starts now.
@@ -407,9 +379,9 @@ class ProcessGroup:
             TypeError: The timeout is neither.
             ValueError: It is negative or not a number.
         """
-        limit = seconds(timeout, call)
         # A third party's group may have been given any value.
-        return time.monotonic() + min(self.timeout if limit is None else limit, LONGEST_TIMEOUT)
+        limit = min(self.timeout, LONGEST_TIMEOUT) if timeout is None else duration(timeout, call)
+        return time.monotonic() + limit
 
     # Failure and end of a group.
 
@@ -458,7 +430,7 @@ class ProcessGroup:
         Returns:
             The call; None before the first.
         """
-        return self._call
+        return self.call_queue.last_call()
 
     def check_usable(self, name: str) -> None:
         """Raise if the group was destroyed, has failed, or belongs to another process.

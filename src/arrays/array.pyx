@@ -542,6 +542,30 @@ def overlapping(arrays, size_t outputs):
     return found
 
 
+def of_one_kind(list arrays not None) -> bool:
+    """Return whether all arrays have one dtype and are on one device."""
+    cdef Array first = arrays[0], each
+    for each in arrays:
+        if each.dtype_name != first.dtype_name or not same_device(each, first):
+            return False
+    return True
+
+
+def totals(list blocks not None) -> tuple[int, int, bool]:
+    """Return the elements and the bytes of all blocks together, and whether all blocks have the
+    same number of elements."""
+    cdef Array each
+    cdef size_t size = 0, nbytes = 0, first = 0
+    cdef bint even = True
+    if blocks:
+        first = (<Array?>blocks[0]).size
+    for each in blocks:
+        size += each.size
+        nbytes += each.nbytes
+        even = even and each.size == first
+    return size, nbytes, even
+
+
 cdef bint are_disjoint(Array a, Array b, int64_t threshold) noexcept nogil:
     """Return whether the strides of at least `threshold` bytes prove that no byte is shared.
 

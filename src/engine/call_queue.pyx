@@ -1,6 +1,7 @@
 """The call queue: the calls of a group run one at a time, in the order they were issued."""
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from cydist._native.abi cimport now_ns
 from cydist._native.sync cimport exchange_int, futex_wait, futex_wake
 
 cdef enum:
@@ -10,8 +11,46 @@ cdef enum:
     FOR_LONG = 1000000000           # ns; then it checks again
 
 
+cdef class CallRecord:
+    """One call on a group, as backends, error messages and hooks see it.
+
+    name        "all_reduce"
+    seq         its number among the collectives of the group; 0 for point to point
+    deadline    on time.monotonic(), in seconds
+    began       on the same clock
+    agreed      whether the ranks have compared it (derived collectives)
+    sizes       hash of the sizes of arrays that are sent as one; must be equal on all ranks
+    begun       whether its turn has come
+    over        whether it has ended, with or without an error
+    """
+
+    def __init__(self, str name not None, uint64_t seq, double deadline, bint over=False):
+        self.name = name
+        self.seq = seq
+        self.deadline = deadline
+        self.began = now_ns() * 1e-9
+        self.over = over
+
+    @property
+    def deadline_ns(self) -> int:
+        """Return the deadline on CLOCK_MONOTONIC, in nanoseconds, for compiled code."""
+        return self.deadline_in_ns()
+
+    cdef int64_t deadline_in_ns(self) noexcept:
+        return <int64_t>(self.deadline * 1e9)
+
+    def remaining(self) -> float:
+        """Return the seconds left; never negative."""
+        return max(0.0, self.deadline - now_ns() * 1e-9)
+
+    def wait(self, object part) -> None:
+        """Wait for a message of this call until the call's deadline; the message has no other."""
+        part.due(None)
+        part.wait(self.remaining())
+
+
 cdef class CallQueue:
-    """The calls of a group that run or are queued, and the running one.
+    """The calls of a group that run or are queued, and the record of the last one that began.
 
     All changes are atomic: no signal handler and no thread interleaves with their steps.
     """
@@ -19,7 +58,41 @@ cdef class CallQueue:
     def __cinit__(self):
         self.queue = []
 
-    cdef bint try_begin_fast(self) noexcept:
+    # The numbers of calls, and the last one.
+
+    def next_seq(self) -> int:
+        """Return the number of the collective that begins."""
+        self.seq += 1
+        return self.seq
+
+    cpdef number(self, CallRecord call):
+        """Give a call that begins its number. It is the group's last call from now on."""
+        self.seq += 1
+        call.seq = self.seq
+        self.last = call
+
+    def take_back(self, CallRecord call not None) -> None:
+        """Give the next call the number of this one, of which no other rank knows."""
+        if call.seq == self.seq:
+            self.seq -= 1
+
+    def last_call(self) -> CallRecord | None:
+        """Return the collective that is running, or ran last."""
+        if self.last is not None or self.fast_name is None:
+            return self.last
+        return CallRecord(self.fast_name, self.seq, 0.0, self.fast_over)
+
+    cdef uint64_t number_fast(self, str name) noexcept:
+        self.seq += 1
+        if self.last is not None:
+            self.last = None
+        self.fast_name = name
+        self.fast_over = False
+        return self.seq
+
+    # Turns.
+
+    cdef bint try_begin(self) noexcept:
         if not change_with_gil(&self.outstanding, 0, 1):
             return False
         # A thread whose queued call is over, or was withdrawn, holds `running` for a moment.
@@ -28,7 +101,7 @@ cdef class CallQueue:
         add_with_gil(&self.outstanding, -1)
         return False
 
-    cdef void end_fast(self) noexcept:
+    cdef void end(self) noexcept:
         self.release()
         add_with_gil(&self.outstanding, -1)
 
@@ -36,18 +109,29 @@ cdef class CallQueue:
         if exchange_int(&self.running, FREE) == AWAITED:
             futex_wake(<uint32_t *>&self.running)
 
-    def try_begin(self, object token not None) -> bool:
-        """Run now if no call runs or is queued; return whether. `token` is this call's alone."""
-        if not self.try_begin_fast():
+    def run_call_now(self, object group not None, CallRecord call not None,
+                     object body not None) -> bool:
+        """Run a call as `run_call` does if no other runs or is queued; return whether it ran."""
+        if not self.try_begin():
             return False
-        self.owner = token
+        try:
+            self.run_call(group, call, body)
+        finally:
+            self.end()
         return True
 
-    def end(self, object token not None) -> None:
-        """End the call that began with this token; without one nothing happens."""
-        if self.owner is token:
-            self.owner = None
-            self.end_fast()
+    cpdef run_call(self, object group, CallRecord call, object body):
+        """Run `body(call)`, in the call's turn. An exception goes to the group's `call_failed`
+        first: an interrupt of the body, too, must end the other ranks' calls."""
+        call.begun = True
+        self.number(call)
+        try:
+            body(call)
+        except BaseException as error:
+            group.call_failed(call, error)
+            raise
+        finally:
+            call.over = True
 
     def push(self, object work not None) -> None:
         """Queue one more call."""

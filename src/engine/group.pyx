@@ -23,13 +23,13 @@ from cydist._native.algorithm_table cimport WINDOWS, Entry, choices_for, find, i
 from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.call_errors cimport keep_still_accessed, recorded_failure
 from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handler
-from cydist._native.kernels cimport reduction
+from cydist._native.kernels cimport OP_PREMUL_SUM, reduction
 from cydist._native.control_plane cimport (
     CALL_BYTES, ControlMessage, close_control_plane, begin_call, broadcast_failure, poll_now,
     last_call, failure_message,
     failure_message_of, open_control_plane, record_failure,
 )
-from cydist._native.call_queue cimport CallQueue
+from cydist._native.call_queue cimport CallQueue, CallRecord
 from cydist._native.sync cimport PAUSE_US, load_int, store_int
 
 from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, CallError
@@ -182,10 +182,10 @@ cdef class Group:
         self.choices.segment_bytes = segment_bytes
         self.choices.rows[code][size_class(nbytes)] = find(algorithm, code)
 
-    def next_seq(self) -> int:
-        """Return the number of the collective that begins."""
-        self.seq += 1
-        return self.seq
+    @property
+    def seq(self) -> int:
+        """Return the number of the last collective."""
+        return self.call_queue.seq
 
     def drain(self, int64_t deadline_ns) -> None:
         """Compare the group's last call with others before an orderly close, where a call returns
@@ -223,7 +223,7 @@ cdef class Group:
         cdef Call call
         cdef ControlMessage message
         cdef int status = OK
-        cdef bint known, busy = self.running != 0 or not self.call_queue.try_begin_fast()
+        cdef bint known, busy = self.running != 0 or not self.call_queue.try_begin()
         if not self.open or self.comm.size == 1 or (busy and self.comm.windows != NULL):
             status = CLOSED
         memset(&call, 0, sizeof(Call))
@@ -248,7 +248,7 @@ cdef class Group:
         self.running -= 1
         self.leave_comm()
         if not busy:
-            self.call_queue.end_fast()
+            self.call_queue.end()
         if status == INTERRUPTED and handler_has_raised():
             raise failure(status, -1, -1)
         # Only the receiver learns of a message that did not fit its receive.
@@ -377,14 +377,35 @@ cdef class Group:
         Raises CallError; or what a signal handler raised. The other members then know of the
         failure, except for a timeout, which `Group.fail` reports.
         """
-        cdef int code = CODES[collective]
-        cdef const Entry *entry = find(algorithm, code)
+        cdef const Entry *entry = find(algorithm, CODES[collective])
         if entry == NULL:
             raise ValueError(f"no algorithm for {collective} is called {algorithm.decode()!r}")
+        self.run_entry(entry, collective, inputs, outputs, deadline_ns, seq, op, factor, root,
+                       count, sizes, flags, segment_bytes, about)
+
+    def run_as_chosen(self, CallRecord call not None, str collective, list inputs, list outputs,
+                      size_t nbytes, int op, object factor, int root, size_t count,
+                      int flags) -> bool:
+        """Run one collective of `call` as `run` does, with the algorithm that `keep_choice` has
+        stored for `nbytes`. Returns False, before anything has happened, if there is none."""
+        if self.choices is None:
+            return False
+        cdef const Entry *entry = self.choices.rows[CODES[collective]][size_class(nbytes)]
+        if entry == NULL:
+            return False
+        self.run_entry(entry, collective, inputs, outputs, call.deadline_in_ns(), call.seq, op,
+                       factor, root, count, call.sizes, flags, self.choices.segment_bytes, None)
+        return True
+
+    cdef int run_entry(self, const Entry *entry, str collective, list inputs, list outputs,
+                       int64_t deadline_ns, uint64_t seq, int op, object factor, int root,
+                       size_t count, uint32_t sizes, int flags, size_t segment_bytes,
+                       object about) except -1:
+        """Run one collective with an algorithm of the table; the arguments are those of `run`."""
         if entry.needs & WINDOWS and not self.open_windows(deadline_ns):
             if not self.open:       # another thread has closed it since the algorithm was chosen
                 raise failure(CLOSED, -1, -1)
-            raise ValueError(f"{algorithm.decode()} needs windows, and this group has none")
+            raise ValueError(f"{entry.name.decode()} needs windows, and this group has none")
         cdef double numbers[2]
         cdef Reduction reducing
         cdef Call call
@@ -395,6 +416,8 @@ cdef class Group:
             if factor is not None:
                 numbers[0] = factor.real
                 numbers[1] = factor.imag
+            elif op == OP_PREMUL_SUM:
+                raise ValueError("PREMUL_SUM needs its factor: op=ReduceOp.PREMUL_SUM(0.5)")
             if reduction(&reducing, sample.dtype, op, numbers, self.comm.size) != 0:
                 raise TypeError(
                     f"{collective}: {OP_NAMES[op]} makes no sense for {sample.dtype_name}")
@@ -402,8 +425,8 @@ cdef class Group:
         call.segment_bytes = segment_bytes
         call.deadline_ns = deadline_ns
         call.fingerprint = Fingerprint(
-            seq, count, code, sample.dtype if sample is not None else 0, op, flags, root,
-            sizes ^ (sample.dtype_hash if sample is not None else 0), index_of(entry), 0)
+            seq, count, entry.collective, sample.dtype if sample is not None else 0, op, flags,
+            root, sizes ^ (sample.dtype_hash if sample is not None else 0), index_of(entry), 0)
         if about is not None:
             name, subject, call.fingerprint.op = about
             call.fingerprint.collective = CODES[name]
@@ -425,6 +448,7 @@ cdef class Group:
         error = self.end_call(&call, status, inputs, outputs)
         if error is not None:
             raise error
+        return 0
 
     cdef object end_call(self, Call *c, int status, object one, object other):
         self.running -= 1

@@ -8,7 +8,7 @@ happened, and the general path runs the call or reports the error.
 A short call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
 at a flag: releasing and taking the GIL costs more. Only a longer wait reads the clock.
 """
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 from posix.unistd cimport getpid
 
@@ -17,6 +17,7 @@ from cydist._native.abi cimport (
     REDUCE_SCATTER, SCAN, SCATTER, Block, Call, Fingerprint, Reduction, now_ns, patiently,
 )
 from cydist._native.algorithm_table cimport WINDOWS, Entry, index_of, size_class
+from cydist._native.call_queue cimport CallQueue
 from cydist._native.group cimport Group, agree_on_sizes
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
 from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_array, is_multiple
@@ -78,6 +79,11 @@ cdef void in_child() noexcept nogil:
 
 
 pthread_atfork(NULL, NULL, in_child)
+
+
+def is_other_process(int pid) -> bool:
+    """Return whether this process is not `pid`, but a forked child of it."""
+    return forked(pid)
 
 
 cdef inline bint usable(Group native) noexcept:
@@ -145,7 +151,7 @@ cdef inline const Entry *try_start(Group native, int collective, size_t nbytes) 
     if native.choices is None:
         return NULL
     cdef const Entry *entry = native.choices.rows[collective][size_class(nbytes)]
-    return entry if entry != NULL and native.call_queue.try_begin_fast() else NULL
+    return entry if entry != NULL and native.call_queue.try_begin() else NULL
 
 
 cdef extern from "Python.h" nogil:
@@ -185,13 +191,12 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
     """
     cdef Call *c = &b.call
     cdef int status
-    native.seq += 1
-    native.fast_name = name
-    native.fast_over = False
+    cdef CallQueue queue = native.call_queue
+    cdef uint64_t seq = queue.number_fast(name)
     c.segment_bytes = native.choices.segment_bytes
     # No rank knows all sizes of a gather or scatter.
     c.fingerprint = Fingerprint(
-        native.seq, count, entry.collective, dtype, op,
+        seq, count, entry.collective, dtype, op,
         0 if entry.collective == GATHER or entry.collective == SCATTER else EVEN,
         root, 0, index_of(entry), 0)
     agree_on_sizes(c, 0, 0)
@@ -202,13 +207,13 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
     status = native.perform(c, entry)
     if b.thread != NULL:
         PyEval_RestoreThread(b.thread)
-    native.call_queue.end_fast()
+    queue.end()
     error = native.end_call(c, status, one, other)
     try:
         if error is not None:
-            group.failed_call(name, c.fingerprint.seq, error)
+            group.failed_call(name, seq, error)
     finally:
-        native.fast_over = True
+        queue.fast_over = True
     return True
 
 

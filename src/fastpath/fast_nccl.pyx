@@ -11,6 +11,7 @@ from cydist._native.abi cimport LARGEST_TAG, now_ns
 
 from cydist._native.kernels import DTYPES
 
+from cydist._native.call_queue cimport CallQueue
 from cydist._native.kernels cimport OP_PREMUL_SUM
 from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_cupy, view_torch, is_multiple
 from cydist._native.fast_collectives cimport forked, small_int, operations_class, enqueuer_of
@@ -27,13 +28,14 @@ UINT8 = NCCL_UINT8                  # for Python
 cdef class Enqueuer:
     """The fast path of one group of backend "nccl".
 
-    group       ranks, timeout, `next_seq`, `on_refused`
+    group       ranks, timeout, `on_refused`
     lock        of the group, held while a call is enqueued
     stream      the group's own, for asynchronous calls
     torch       finds the library of torch's tensors, if they can be on GPUs here
     at_once     finds NCCL's names of an operation and a dtype (backends/nccl/reductions.py)
     call, flight, work      the classes of the objects that record a call
     """
+    cdef CallQueue call_queue   # of the group
     cdef object group, gpu, lib, comm, binding, watch, lock, stream
     cdef object torch, at_once, new_call, new_flight, new_work
     cdef object owned           # a type whose arrays belong to the GPU's library
@@ -44,6 +46,7 @@ cdef class Enqueuer:
     def __init__(self, object group, object comm, object watch, object lock, object stream,
                  object torch, object at_once, object call, object flight, object work):
         self.group = group
+        self.call_queue = group.call_queue
         self.gpu = group.gpu
         self.lib = self.gpu.lib
         self.comm = comm
@@ -142,8 +145,7 @@ cdef class Enqueuer:
         try:    # a signal handler may raise in any Python code: no thread must wait for this then
             watch.add(flight)
             if note is not None:
-                call.seq = group.next_seq()
-                group._call = call
+                self.call_queue.number(call)
             if async_op:
                 self.order_after(current)
             if note is not None and watch.call_check is not None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import cydist
-from cydist.bench import inprocess, kernels, overlap, rank_loop
+import cydist.testing
+from cydist.bench import inprocess, kernels, overlap, paths, rank_loop
 from cydist.bench.__main__ import main
 from cydist.bench.peers import Bound, TorchLike, same
 from cydist.bench.rank_loop import Session
@@ -89,6 +90,49 @@ def test_contests_are_interleaved() -> None:
     row = inprocess.run_in_process(calls, 3)
     assert [measurements.iterations for measurements in row.values()] == [1, 1, 1]
     assert "".join(seen[3:]) == "abcbcacab"
+
+
+# ---- paths ----
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ranks: str
+) -> None:
+    """Each op has a time by each path, and their difference."""
+    monkeypatch.setattr("cydist.bench.paths.TURNS", 1)
+    code, found = figures(tmp_path, "paths", "--sizes", "8", "--rounds", "1", "--ranks", ranks)
+    assert code == 0
+    assert [row["op"] for row in found["rows"]] == [*paths.OPS]
+    printed = capsys.readouterr().out
+    for row in found["rows"]:
+        assert row["op"] in printed
+        assert row["more"] == row["general"] - row["fast"]
+        assert row["fast"] > 0
+
+
+def test_the_paths_that_are_timed_are_two() -> None:
+    """The general calls are those that the fast path refuses."""
+
+    def body(rank: int) -> list[str]:
+        called: list[str] = []
+        library = TorchLike(cydist, same, {})
+        session = Session(library)
+        session.case("all_reduce", 2, "float32")
+        queue: Any = cydist.group.WORLD.call_queue  # type: ignore[union-attr]
+        bound = session._bound
+
+        def noted(array: Any, **options: Any) -> None:
+            cydist.all_reduce(array, group=cydist.group.WORLD, **options)
+            # The fast path makes no record: each answer is a new one.
+            fast = queue.last_call() is not queue.last_call()
+            called.append("fast" if fast else "general")
+
+        session._bound = (noted, bound[1])
+        session.paths(iterations=1, turns=2)
+        return called
+
+    assert cydist.testing.run_threads(body, 1, "tcp") == [["fast", "general"] * 2]
 
 
 # ---- overlap ----

@@ -211,5 +211,5 @@ def test_a_list_that_changes_meanwhile(transport: str) -> None:
 
 def is_inside(group: Any, name: str) -> bool:
     """Is this rank in such a call, by the short way?"""
-    native = group._native
-    return native.fast_name == name and not native.fast_over
+    call = group.last_call()
+    return call is not None and call.name == name and not call.over

@@ -97,7 +97,9 @@ def test_an_alarm_at_any_point_of_a_collective_leaves_no_gap() -> None:
         dist.all_reduce(total, group=group)
         assert total.tolist() == [2.0] * 3
 
-    assert wherever_it_ends(call, follow, Alarm) == [{True, False}] * 2
+    # The second time the choice of the algorithm is known, so other points follow each other.
+    for _ in range(2):
+        assert wherever_it_ends(call, follow, Alarm) == [{True, False}] * 2
 
 
 def is_usable(group: Any) -> bool:

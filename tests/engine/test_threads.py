@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist._native import CallQueue
+from cydist._native import CallQueue, CallRecord
 from cydist.api import process_groups
 from cydist.executor import Serial
 from cydist.testing import run_threads
@@ -100,15 +100,26 @@ def test_threads_take_turns_in_the_long_run(use: str, transport: str) -> None:
 class Contested(CallQueue):
     """Whenever a queued call has ended, a blocking one of another thread begins at once."""
 
+    def __init__(self) -> None:
+        self.begun, self.free = threading.Event(), threading.Event()
+
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self.try_begin(self)
+        threading.Thread(target=self._block, daemon=True).start()
+        assert self.begun.wait(10)
+
+    def _block(self) -> None:
+        def body(call: CallRecord) -> None:
+            self.begun.set()
+            self.free.wait(30)
+
+        self.run_call_now(self, CallRecord("barrier", 0, 0.0), body)
 
 
 def test_an_empty_queue_keeps_no_thread() -> None:
     """Who served the queue of a group leaves it though a blocking call goes on for long."""
     serial = Serial()
-    serial.call_queue = Contested()
+    serial.call_queue = contested = Contested()
     serial._served = True  # by a thread that the test can see
     work = serial.start("call", lambda: None, None)
     thread = threading.Thread(target=serial._drain, daemon=True)
@@ -116,5 +127,5 @@ def test_an_empty_queue_keeps_no_thread() -> None:
     work.wait()
     thread.join(10)
     waits = thread.is_alive()
-    serial.call_queue.end(serial.call_queue)
+    contested.free.set()
     assert not waits

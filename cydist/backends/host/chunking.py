@@ -110,11 +110,6 @@ def _code(op: Op | None) -> int:
     return 0 if op is None else int(op_and_factor(op)[0])
 
 
-def same_sizes(blocks: Sequence[Array]) -> bool:
-    """Return whether all blocks hold the same number of elements."""
-    return all(block.size == blocks[0].size for block in blocks)
-
-
 def adjacent(arrays: Sequence[Array]) -> bool:
     """Return whether each array begins where the previous one ends. Empty arrays may be
     anywhere."""

@@ -11,15 +11,15 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native
-from cydist._native import ANY_SOURCE
+from cydist._native import ANY_SOURCE, fast_collectives
 from cydist.backends.host import traffic
-from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks, same_sizes
+from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
 from cydist.backends.host.peer_report import PeerReport, describe_report, gather, is_late, stacks
@@ -37,7 +37,7 @@ from cydist.errors import (
     status_of,
 )
 from cydist.groups.process_group import Call, ProcessGroup
-from cydist.reduce_ops import Op, op_and_factor
+from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.tuning import table as tuning_table
 from cydist.waiting import duration
 from cydist.work import Work
@@ -77,7 +77,7 @@ class HostGroup(ProcessGroup):
         self._comm_id = comm_id_of(name, self._peers)
         self._native = _native.Group(endpoint.link, self._peers, rank, self._comm_id)
         super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
-        self._native.call_queue = self._serial.call_queue
+        self._native.call_queue = self.call_queue
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
         self._drain_until = math.inf  # set by leave_job: how long `drain` waits
@@ -88,8 +88,10 @@ class HostGroup(ProcessGroup):
         self._staged: StagedGroup | None = None  # made at the first device array
 
     def for_device(self, device: str) -> ProcessGroup:
-        if device == "cpu" or device not in self.devices:
+        if device not in self.devices:
             return super().for_device(device)
+        if device == "cpu":
+            return self
         if self._staged is None:
             from cydist.backends.host.staging_group import StagedGroup  # rarely needed
 
@@ -226,17 +228,10 @@ class HostGroup(ProcessGroup):
 
     def check_usable(self, name: str) -> None:
         """As the base class. Raises ValueError for bad settings before anything is sent."""
-        super().check_usable(name)
+        other_process = fast_collectives.is_other_process(self._pid)  # needs no system call
+        if self._failed is not None or self._destroyed or other_process:
+            super().check_usable(name)
         tuning_table.check()
-
-    def next_seq(self) -> int:
-        return self._native.next_seq()
-
-    def last_call(self) -> Call | None:
-        native, call = self._native, super().last_call()
-        if native.fast_name is None or (call is not None and call.seq == native.seq):
-            return call
-        return Call(native.fast_name, native.seq, 0.0, over=native.fast_over)
 
     def announce_call(self, call: Call) -> None:
         with self.failures(call.name, call.seq, call.deadline):
@@ -378,32 +373,41 @@ class HostGroup(ProcessGroup):
 
     def broadcast(self, call: Call, array: Array, root: int) -> None:
         here = self._rank == root
-        for part in chunks(self, call, "broadcast", array, root=root, reads=here, writes=not here):
-            self._run(call, "broadcast", [part], [part], part.nbytes, root=root, count=part.size)
+        self._run_on_array(call, "broadcast", array, None, root, reads=here, writes=not here)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        for part in chunks(self, call, "all_reduce", array, op=op):
-            self._run(call, "all_reduce", [part], [part], part.nbytes, op=op, count=part.size)
+        self._run_on_array(call, "all_reduce", array, op)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
-        here = self._rank == root
-        for part in chunks(self, call, "reduce", array, op=op, root=root, writes=here):
-            self._run(
-                call, "reduce", [part], [part] if here else [], part.nbytes,
-                op=op, root=root, count=part.size,
-            )  # fmt: skip
+        self._run_on_array(call, "reduce", array, op, root, writes=self._rank == root)
+
+    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+        self._run_on_array(call, "scan" if inclusive else "exscan", array, op)
+
+    def _run_on_array(
+        self, call: Call, name: str, array: Array, op: Op | None, root: int = -1, *,
+        reads: bool = True, writes: bool = True,
+    ) -> None:  # fmt: skip
+        """Run a call on one array that has the same size on every rank.
+
+        reads, writes   whether the call reads, and writes, the array here
+        """
+        parts: Iterable[Array] = (array,)
+        if not array.contiguous or array.nbytes > WHOLE_BYTES:
+            parts = chunks(self, call, name, array, op=op, root=root, reads=reads, writes=writes)
+        for part in parts:
+            outputs = [part] if writes or name == "broadcast" else []
+            self._run(call, name, [part], outputs, part.nbytes, op, root, part.size)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
-        self._run(
-            call, "reduce_scatter", list(inputs), [output], sum(block.nbytes for block in inputs),
-            op=op, count=sum(block.size for block in inputs), even=same_sizes(inputs),
-        )  # fmt: skip
+        blocks = list(inputs)
+        count, nbytes, even = _native.totals(blocks)
+        self._run(call, "reduce_scatter", blocks, [output], nbytes, op, -1, count, even)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
-        self._run(
-            call, "all_gather", [array], list(outputs), sum(block.nbytes for block in outputs),
-            count=sum(block.size for block in outputs), even=same_sizes(outputs),
-        )  # fmt: skip
+        blocks = list(outputs)
+        count, nbytes, even = _native.totals(blocks)
+        self._run(call, "all_gather", [array], blocks, nbytes, None, -1, count, even)
 
     # A size that only the root, or only a pair, knows does not affect the choice of an algorithm.
 
@@ -416,16 +420,9 @@ class HostGroup(ProcessGroup):
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
-        self._run(
-            call, "all_to_all", list(inputs), list(outputs),
-            sum(block.nbytes for block in outputs) if even else 0,
-            count=outputs[0].size if even else 0, even=even,
-        )  # fmt: skip
-
-    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
-        name = "scan" if inclusive else "exscan"
-        for part in chunks(self, call, name, array, op=op):
-            self._run(call, name, [part], [part], part.nbytes, op=op, count=part.size)
+        blocks = list(outputs)
+        nbytes, count = (_native.totals(blocks)[1], blocks[0].size) if even else (0, 0)
+        self._run(call, "all_to_all", list(inputs), blocks, nbytes, None, -1, count, even)
 
     def barrier(self, call: Call) -> None:
         self._run(call, "barrier", [], [], 0)
@@ -437,7 +434,6 @@ class HostGroup(ProcessGroup):
         inputs: list[Array],
         outputs: list[Array],
         nbytes: int,
-        *,
         op: Op | None = None,
         root: int = -1,
         count: int = 0,
@@ -445,10 +441,30 @@ class HostGroup(ProcessGroup):
         flags: int = 0,
         algorithm: str = "",
     ) -> None:
-        code, factor = (0, None) if op is None else op_and_factor(op)
-        native, deadline_ns = self._native, call.deadline_ns
+        """Run one collective of a call.
+
+        nbytes      of the whole array, or of all blocks together, if every rank knows it; else 0
+        even        whether all ranks know that all blocks have the same size
+        flags       Fingerprint.flags besides EVEN
+        algorithm   "": the table chooses
+        """
+        code: int = 0
+        factor: complex | None = None
+        if type(op) is RedOpType:  # nearly all of them
+            code = op
+        elif op is not None:
+            code, factor = op_and_factor(op)
+        flags |= EVEN if even else 0
+        native = self._native
+        # Otherwise sizes differ, or a rank does not know all.
+        known = not algorithm and (even or collective in tuning_table.UNSIZED)
         try:
-            windows = native.open_windows(deadline_ns)
+            if known and nbytes <= WHOLE_BYTES and native.run_as_chosen(
+                call, collective, inputs, outputs, nbytes, code, factor, root, count, flags
+            ):  # fmt: skip
+                return
+            self.prepare_first(call)
+            windows = native.open_windows(call.deadline_ns)
             segment_bytes = tuning_table.segment_bytes(self._size, windows)
             if not algorithm:
                 algorithm = tuning_table.choose(
@@ -456,27 +472,28 @@ class HostGroup(ProcessGroup):
                     even=even, commutative=True,
                     library=self.library if native.library_comm != 0 and not windows else "",
                 )  # fmt: skip
-                # Otherwise sizes differ, or a rank does not know all.
-                known = even or collective in tuning_table.UNSIZED
                 if known and self.fast_calls and nbytes <= WHOLE_BYTES:
                     native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
             native.run(
                 collective, inputs, outputs,
                 algorithm=algorithm.encode(),
-                deadline_ns=deadline_ns,
+                deadline_ns=call.deadline_ns,
                 seq=call.seq,
-                op=int(code),
+                op=code,
                 factor=factor,
                 root=root,
                 count=count,
                 sizes=call.sizes,
-                flags=(EVEN if even else 0) | flags,
+                flags=flags,
                 segment_bytes=segment_bytes,
             )  # fmt: skip
         except _native.CallError as ended:
             raise self._error_of(ended, call.name, call.seq, call.deadline, call.began) from (
                 self._failed
             )
+
+    def prepare_first(self, call: Call) -> None:
+        """Prepare what the group's first call needs, before an algorithm is chosen."""
 
     def _open_windows(self, call: Call) -> bool:
         """Return whether the group has windows; its first call may wait for that."""

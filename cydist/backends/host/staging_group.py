@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist._native import runs_in_background
-from cydist.backends.host.chunking import CHUNK, same_sizes
+from cydist.backends.host.chunking import CHUNK
 from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCall, slot_view
 from cydist.backends.host.staging_p2p import StagedP2PCalls, current_streams
 from cydist.devices import array_libraries
@@ -299,8 +299,7 @@ class StagedGroup(ProcessGroup):
             self._reduce_by_function(call, name, inputs, outputs, op, root, count)
             return
         blocks = outputs if name == "all_gather" else inputs
-        even = not uneven and same_sizes(blocks)
-        nbytes = 0 if uneven else sum(block.nbytes for block in blocks)
+        _, nbytes, even = (0, 0, False) if uneven else _native.totals(blocks)
         self.host._run(
             call, name, inputs, outputs, nbytes, op=op, root=root, count=count, even=even,
             flags=CHUNK if self._cut else 0,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.backends.host.chunking import JOINED, adjacent, same_sizes
+from cydist.backends.host.chunking import JOINED, adjacent
 from cydist.backends.host.pinned_pipeline import StagedCall
 from cydist.backends.host.staging_group import StagedGroup
 from cydist.groups.process_group import Call
@@ -59,7 +59,7 @@ class DeviceGroup(StagedGroup):
     ) -> bool:  # fmt: skip
         """Run the call through MPI; return False, on all ranks, if MPI does not have it."""
         blocks = outputs if len(outputs) > len(inputs) else inputs
-        if not (same_sizes(blocks) and self.host.has_natively(call, name, blocks, op)):
+        if not (_native.totals(list(blocks))[2] and self.host.has_natively(call, name, blocks, op)):
             return False
         given, taken = ContiguousBlocks(inputs), ContiguousBlocks(outputs)
         given.copy_in()

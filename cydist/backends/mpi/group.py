@@ -114,10 +114,9 @@ class MpiGroup(HostGroup):
 
     # The group's communicator.
 
-    def _run(self, call: Call, *what: Any, **options: Any) -> None:
+    def prepare_first(self, call: Call) -> None:
         if not self._created:
             self._create_communicator(call)
-        super()._run(call, *what, **options)
 
     def _create_communicator(self, call: Call) -> None:
         """Make the group's communicator at its first collective, unless it has windows.

@@ -123,8 +123,7 @@ class EnqueueMixin(FailureMixin):
         try:  # a signal handler may raise anywhere: then no thread must wait for this call
             if not capturing:
                 self._watch.add(flight)
-            call.seq = self.next_seq()
-            self._call = call
+            self.call_queue.number(call)
             if on_own:
                 self._order_after(stream, current)
                 with self._current(array, stream):
@@ -135,7 +134,7 @@ class EnqueueMixin(FailureMixin):
         except UnsupportedError:
             self._watch.discard(flight)
             if not call.agreed:  # no other rank knows of it, so the next call takes its number
-                self._seq -= 1
+                self.call_queue.take_back(call)
             raise
         except BaseException as error:
             self._watch.discard(flight)

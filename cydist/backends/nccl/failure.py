@@ -318,7 +318,7 @@ class FailureMixin(ProcessGroup):
 
     def last_call(self) -> Call | None:
         """Return the first call that the GPU has not completed, or the last one."""
-        return self._watch.oldest or self._call
+        return self._watch.oldest or super().last_call()
 
 
 def _join(ending: threading.Thread) -> None:

@@ -160,8 +160,8 @@ class NcclGroup(EnqueueMixin):
                 self.check_usable("a coalesced call")
             if messages:
                 self._start_messages(messages)
-            elif self._call is not None and items:
-                self._note(self._call, (" and".join(texts).removeprefix(" of "),))
+            elif items and (call := self.call_queue.last_call()) is not None:
+                self._note(call, (" and".join(texts).removeprefix(" of "),))
                 self._start(items)
 
     # Messages. Strided arrays are packed and unpacked here, in the order of the streams.
