@@ -191,11 +191,12 @@ def from_call_error(
 ) -> DistError:
     """Return the exception for a failure that the engine reported.
 
-    ranks       global rank of each group rank; the message names both
-    waited      seconds of the call's timeout
-    why         why the peer is lost or late, if the backend knows
-    host        the name of the peer's host, if it is known
-    beside      group ranks that were lost with their whole host, the peer among them
+    Args:
+        ranks: Global rank of each group rank; the message names both.
+        waited: Seconds of the call's timeout.
+        why: Why the peer is lost or late, if the backend knows.
+        host: The name of the peer's host, if it is known.
+        beside: Group ranks that were lost with their whole host, the peer among them.
     """
     if failure.call is not None and failure.call[1] != seq:
         op, seq = failure.call

@@ -82,7 +82,8 @@ THREADS = Threads()
 class TaskWork(EventWork):
     """A call that runs on a borrowed thread.
 
-    attend      waits for the call, if it progresses only while a thread waits; else None
+    Attributes:
+        attend: Waits for the call, if it progresses only while a thread waits; else None.
     """
 
     def __init__(
@@ -148,7 +149,8 @@ class Serial:
     A signal handler may raise wherever Python makes a call. So code that must not be interrupted is
     under a lock, whose `with` comes first, and makes its calls last.
 
-    attend      waits for calls in the background; None: they progress without a waiting thread
+    Attributes:
+        attend: Waits for calls in the background; None: they progress without a waiting thread.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,8 @@ PREMUL_SUM = RedOpType.PREMUL_SUM  # an attribute of an enumeration takes long t
 class PremulSum:
     """The sum of every rank's contribution multiplied by that rank's ``factor``.
 
-    factor      a number, or an array or tensor of one; kept as an int, float or complex
+    Args:
+        factor: A number, or an array or tensor of one; kept as an int, float or complex.
 
     Raises TypeError if the factor is not a number.
     """

@@ -34,7 +34,8 @@ def duration(timeout: float | timedelta, call: str = "") -> float:
     """Return a caller's timeout in seconds. An infinite or nearly infinite one becomes
     LONGEST_TIMEOUT.
 
-    call    the call that received it, for messages
+    Args:
+        call: The call that received it, for messages.
 
     Raises TypeError if it is not a duration, ValueError if it is negative or NaN.
     """
@@ -88,7 +89,8 @@ def wait_for(event: threading.Event, timeout: float | None) -> bool:
 class WaitNotices:
     """Say what a long wait is for, after FIRST_NOTICE and then every NEXT_NOTICE seconds.
 
-    say     prints a message; the default writes to stderr
+    Args:
+        say: Prints a message; the default writes to stderr.
     """
 
     def __init__(self, say: Callable[[str], object] | None = None) -> None:
@@ -130,8 +132,9 @@ class WaitNotices:
 class LoopGuard:
     """The rounds of a service's loop, which goes on when a round raises.
 
-    name    of the service, for messages: "thread cydist-store"
-    say     prints a message; the default writes to stderr
+    Args:
+        name: Of the service, for messages: "thread cydist-store".
+        say: Prints a message; the default writes to stderr.
 
     Use it as the context of each round. Pass the exception of a single event to `record`, so that
     the round's other events are served. Exceptions are of one kind if they have the same type and

@@ -78,7 +78,8 @@ class Work:
     def _expire(self, late: DistTimeoutError) -> None:
         """End a call that is not complete at its deadline. Optional.
 
-        late    the exception of `_wait`
+        Args:
+            late: The exception of `_wait`.
         """
         self._error = late
 

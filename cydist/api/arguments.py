@@ -78,7 +78,8 @@ def _located(error: Exception, call: str, name: str) -> Exception:
 def input_list(objs: Any, call: str, name: str, count: int | None = None) -> list[Array]:
     """Return the memory of a list of arguments that are read.
 
-    count       how many there must be; None: at least one
+    Args:
+        count: How many there must be; None: at least one.
     """
     check_length(objs, count, call, name)
     return [input_array(obj, call, f"{name}[{i}]") for i, obj in enumerate(objs)]
@@ -87,7 +88,8 @@ def input_list(objs: Any, call: str, name: str, count: int | None = None) -> lis
 def output_list(objs: Any, call: str, name: str, count: int | None = None) -> list[Array]:
     """Return the memory of a list of arguments that are written.
 
-    count       how many there must be; None: at least one
+    Args:
+        count: How many there must be; None: at least one.
     """
     check_length(objs, count, call, name)
     return [output_array(obj, call, f"{name}[{i}]") for i, obj in enumerate(objs)]
@@ -106,7 +108,8 @@ def check_length(objs: Any, count: int | None, call: str, name: str) -> None:
 def check_absent(objs: Any, call: str, name: str, root: str) -> None:
     """Check that this rank does not pass a list that only the root passes.
 
-    root        the argument that names the root: "src" or "dst"
+    Args:
+        root: The argument that names the root: "src" or "dst".
     """
     if objs:
         raise ValueError(f"{call}: {name} is for rank {root} only; pass None on every other rank")
@@ -165,8 +168,9 @@ def check_disjoint(
 ) -> set[int]:
     """Check that no output shares memory with another output or with an input.
 
-    in_place    whether output i may share memory with input j: the call is in place; None: never
-    rule        which memory they may share, for errors
+    Args:
+        in_place: Whether output i may share memory with input j: the call is in place; None: never.
+        rule: Which memory they may share, for errors.
 
     Returns the numbers of the outputs that share memory with an input.
     """
@@ -226,7 +230,8 @@ def split_sizes(
     """Return the number of elements of each rank's part of an array that is cut along its first
     dimension.
 
-    sizes       rows of each part, p numbers that sum to the first dimension; None or empty: even
+    Args:
+        sizes: Rows of each part, p numbers that sum to the first dimension; None or empty: even.
     """
     if array.ndim == 0:
         raise ValueError(f"{call}: {name} has no dimension to cut; it needs at least one")

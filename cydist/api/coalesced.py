@@ -303,7 +303,8 @@ def _flattened(
 ) -> list[FlattenedList]:
     """Return the arrays flattened into one, or unchanged if the backend starts calls together.
 
-    shared      numbers of outputs that share memory with inputs
+    Args:
+        shared: Numbers of outputs that share memory with inputs.
     """
     if prepared.group.coalesces_calls:
         return [FlattenedList([array], apart=i in shared) for i, array in enumerate(arrays)]

@@ -27,11 +27,12 @@ _native.use_memory("cuda", array_libraries)
 class Prepared:
     """A call that may run: its arguments are checked, and its group is chosen.
 
-    name        "all_reduce"
-    group       the group that serves the arrays' memory: one backend's
-    reducer     what reduces there: the group or, for a user-defined operation, that one's reducer
-    array       one of the call's arrays, which are all on one device; None: the call has none
-    op          the reduction; None: the call has none
+    Attributes:
+        name: "all_reduce".
+        group: The group that serves the arrays' memory: one backend's.
+        reducer: What reduces there: the group or, for a user-defined operation, that one's reducer.
+        array: One of the call's arrays, which are all on one device; None: the call has none.
+        op: The reduction; None: the call has none.
     """
 
     __slots__ = ("array", "group", "name", "op", "reducer")

@@ -30,10 +30,11 @@ _POSITION = struct.Struct("<Qiii")  # number of the call, source, destination, p
 class ObjectTags:
     """Make and check the tags of the objects of one call.
 
-    group       the group of CPU memory that carries them
-    name        the call, the same for its sender and its receivers
-    sender      global rank that sends a message; None: the call is a collective
-    receiver    global rank that receives a message
+    Args:
+        group: The group of CPU memory that carries them.
+        name: The call, the same for its sender and its receivers.
+        sender: Global rank that sends a message; None: the call is a collective.
+        receiver: Global rank that receives a message.
 
     Calls are counted when `count` is called: a collective before its first bytes, a message after
     them, so that both sides count the same.

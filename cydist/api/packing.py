@@ -16,9 +16,10 @@ class ContiguousCopies:
 
     The constructor packs inputs; `copy_back` writes outputs back.
 
-    filled      False: the arrays are outputs, whose contents do not count
-    apart       numbers of those outputs that share memory with the call's inputs. The group gets
-                other memory for them, since it may write a result before it has read all inputs
+    Args:
+        filled: False: the arrays are outputs, whose contents do not count.
+        apart: Numbers of those outputs that share memory with the call's inputs. The group gets
+            other memory for them, since it may write a result before it has read all inputs.
     """
 
     def __init__(

@@ -26,9 +26,10 @@ def _function(path: str) -> Callable[..., Any]:
 class LazyBackend:
     """Makes groups of a backend with the function "module:name" below cydist.backends.
 
-    requires    packages that the backend imports when it is used
-    of_all      its groups share one of all ranks, which the first new_group makes if need be
-    encrypts    the backend encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set
+    Args:
+        requires: Packages that the backend imports when it is used.
+        of_all: Its groups share one of all ranks, which the first new_group makes if need be.
+        encrypts: The backend encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set.
     """
 
     extended_api = True

@@ -46,9 +46,10 @@ Empty = Callable[[int, np.dtype[Any]], np.ndarray[Any, Any]]
 class Buffers:
     """A rank's arrays for one op.
 
-    send    its contribution; for in-place ops the same memory as `recv`
-    recv    its result
-    empty   makes them; takes numpy.empty's arguments
+    Attributes:
+        send: Its contribution; for in-place ops the same memory as `recv`.
+        recv: Its result.
+        empty: Makes them; takes numpy.empty's arguments.
     """
 
     def __init__(

@@ -27,9 +27,10 @@ Ratios = Mapping[str, Sequence[float]]
 class Size:
     """The measurements of one collective at one size.
 
-    nbytes      as table.py counts them
-    in_force    the algorithm that ran so far
-    passes      the first has all algorithms; later ones only candidates
+    Attributes:
+        nbytes: As table.py counts them.
+        in_force: The algorithm that ran so far.
+        passes: The first has all algorithms; later ones only candidates.
     """
 
     nbytes: int

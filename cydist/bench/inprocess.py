@@ -18,10 +18,11 @@ Calls = Mapping[str, Callable[[], object]]
 class InProcessRun:
     """Functions with the same result.
 
-    what    its description
-    nbytes  nominal bytes that a call moves
-    calls   by library, "cydist" first
-    wrong   number of cydist's wrong elements
+    Attributes:
+        what: Its description.
+        nbytes: Nominal bytes that a call moves.
+        calls: By library, "cydist" first.
+        wrong: Number of cydist's wrong elements.
     """
 
     what: str
@@ -33,7 +34,8 @@ class InProcessRun:
 def run_in_process(calls: Calls, rounds: int, iterations: int | None = None) -> Row:
     """Time each, round by round, with another one first in each round.
 
-    iterations  calls in a round; None: as many as take long enough
+    Args:
+        iterations: Calls in a round; None: as many as take long enough.
     """
     row: Row = {}
     for name, call in calls.items():

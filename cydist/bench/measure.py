@@ -54,8 +54,9 @@ class Candidate:
 class Measure:
     """Groups of `ranks` ranks to measure with.
 
-    passes      the workers of the first and the second pass; may be the same
-    deadline    on time.monotonic's clock; no measurement starts after it
+    Attributes:
+        passes: The workers of the first and the second pass; may be the same.
+        deadline: On time.monotonic's clock; no measurement starts after it.
     """
 
     passes: Sequence[Worker]

@@ -82,8 +82,9 @@ def parse(
 ) -> BenchOptions:
     """Return the options of a subject that has participants; a wrong one ends the program.
 
-    subject     "" for the collectives themselves, which alone have a plot and MORE_OPS
-    ops         the available ops, all by default
+    Args:
+        subject: "" for the collectives themselves, which alone have a plot and MORE_OPS.
+        ops: The available ops, all by default.
     """
     parser = local_parser(subject, description, PEERS + ("" if subject else SUBJECTS))
     add = parser.add_argument

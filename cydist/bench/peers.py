@@ -21,7 +21,8 @@ Bound = tuple[Callable[..., object], tuple[Any, ...]]
 class Library(Protocol):
     """A library, started on this rank.
 
-    about   its versions and transport, to print
+    Attributes:
+        about: Its versions and transport, to print.
     """
 
     rank: int
@@ -52,7 +53,8 @@ class Library(Protocol):
 class TorchLike:
     """torch.distributed, or any library with its names.
 
-    wrap    makes one of the library's arrays from a numpy array, sharing the memory
+    Args:
+        wrap: Makes one of the library's arrays from a numpy array, sharing the memory.
     """
 
     def __init__(self, module: Any, wrap: Callable[[Any], Any], about: dict[str, str]) -> None:
@@ -151,7 +153,8 @@ def torch_with(backend: str) -> Library:
 class Mpi4py:
     """An MPI through mpi4py, with explicit datatypes, so that mpi4py looks nothing up.
 
-    polled      use non-blocking calls, each polled until it is complete
+    Args:
+        polled: Use non-blocking calls, each polled until it is complete.
     """
 
     def __init__(self, polled: bool = False) -> None:

@@ -23,7 +23,8 @@ from cydist.bench.rank_loop import Session
 def main(address: str, log: str, library: str, options: Mapping[str, str], **place: Any) -> None:
     """Serve the driver that listens at `address`; the library's output goes to `log`.
 
-    place   arguments of init_process_group for a rank that is a thread
+    Args:
+        place: Arguments of init_process_group for a rank that is a thread.
     """
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)

@@ -128,8 +128,9 @@ class Session:
     def round(self, iterations: int, sampled: bool, checked: bool) -> Answer:
         """Make one more call to warm up, then time `iterations` calls.
 
-        sampled     return each call's time instead of the total
-        checked     check the result too
+        Args:
+            sampled: Return each call's time instead of the total.
+            checked: Check the result too.
         """
         buffers = self._buffers
         if buffers is not None and (checked or not self._settled):

@@ -42,11 +42,12 @@ SETTINGS = {
 class Meeting(NamedTuple):
     """The figures of one meeting.
 
-    met         seconds from the start of all ranks until the last one has joined the job
-    contacts    seconds until at most MOST_SENDERS ranks have sent their first messages, to log2 p
-                peers each
-    store_cpu   seconds of CPU time of the store's thread, until the end of that
-    requests, received_bytes, sent_bytes    of the store, until then
+    Attributes:
+        met: Seconds from the start of all ranks until the last one has joined the job.
+        contacts: Seconds until at most MOST_SENDERS ranks have sent their first messages, to log2 p
+            peers each.
+        store_cpu: Seconds of CPU time of the store's thread, until the end of that.
+        requests, received_bytes, sent_bytes: Of the store, until then.
     """
 
     ranks: int

@@ -39,7 +39,8 @@ def workers(running: Sequence[Worker], ranks: int) -> dict[str, str]:
 class ResultTable:
     """Rows that are printed one after the other, so all widths are fixed before the first.
 
-    peers   the columns after cydist's own
+    Attributes:
+        peers: The columns after cydist's own.
     """
 
     peers: Sequence[str]

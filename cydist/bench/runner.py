@@ -34,10 +34,11 @@ class Participant(Protocol):
 class Measurements:
     """The measurements of one participant in one cell.
 
-    rounds      seconds per call of the slowest rank, by round
-    calls       seconds of each call on the slowest rank; empty for short calls
-    wrong       number of wrong elements on all ranks
-    failure     why there are no measurements, or no further ones
+    Attributes:
+        rounds: Seconds per call of the slowest rank, by round.
+        calls: Seconds of each call on the slowest rank; empty for short calls.
+        wrong: Number of wrong elements on all ranks.
+        failure: Why there are no measurements, or no further ones.
     """
 
     algorithm: str = ""

@@ -31,12 +31,13 @@ MPIRUN_VARIABLES = {
 class Spec:
     """A worker to start.
 
-    name        its name in the table
-    kind        "cydist", "torch", "mpi", "mpi-polled" or "raw"
-    python      for mpirun: an interpreter of an environment with mpi4py; None: children of this
-                process
-    options     of `rank.start`
-    arguments   for mpirun
+    Attributes:
+        name: Its name in the table.
+        kind: "cydist", "torch", "mpi", "mpi-polled" or "raw".
+        python: For mpirun: an interpreter of an environment with mpi4py; None: children of this
+            process.
+        options: Of `rank.start`.
+        arguments: For mpirun.
     """
 
     name: str
@@ -50,8 +51,9 @@ class Spec:
 class Processes:
     """The processes of a worker.
 
-    status      exit status of an ended process, None while all run
-    signal      sends a signal to all of them
+    Attributes:
+        status: Exit status of an ended process, None while all run.
+        signal: Sends a signal to all of them.
     """
 
     status: Callable[[], int | None]

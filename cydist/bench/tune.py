@@ -141,8 +141,9 @@ def _plan(given: argparse.Namespace) -> TuningPlan:
 class TuningResults:
     """The results so far, and their file.
 
-    groups      for --json: one entry for each number of ranks
-    left        cases without time to run, by number of ranks
+    Attributes:
+        groups: For --json: one entry for each number of ranks.
+        left: Cases without time to run, by number of ranks.
     """
 
     path: Path

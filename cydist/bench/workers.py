@@ -36,8 +36,9 @@ class WorkerError(Exception):
 class Worker:
     """A library on `size` ranks that wait for commands.
 
-    directory   for its socket and its log
-    timeout     seconds for its start, and for each command
+    Args:
+        directory: For its socket and its log.
+        timeout: Seconds for its start, and for each command.
 
     Raises WorkerError when it cannot be started, with the end of what it printed.
     """

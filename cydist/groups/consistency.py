@@ -35,9 +35,10 @@ def check_consistency(
 ) -> None:
     """Check that all ranks make the same call. Acts as a barrier.
 
-    array   an array with the same size and dtype on every rank
-    typed   an array with the same dtype on every rank; its size may differ
-    sizes   sizes of the blocks, if every rank knows all of them
+    Args:
+        array: An array with the same size and dtype on every rank.
+        typed: An array with the same dtype on every rank; its size may differ.
+        sizes: Sizes of the blocks, if every rank knows all of them.
 
     Collectives inside a derived collective are part of it, and are not compared again. After k of
     log2 p rounds a rank knows whether any of the 2**k ranks below it is in a different call. Raises
@@ -80,7 +81,8 @@ def describe(
         >>> describe("reduce", (4, "float32"), "SUM", 0)
         'reduce of 4 float32, op SUM, root 0'
 
-    what    words on the data that must be equal on all ranks, such as a count and a dtype
+    Args:
+        what: Words on the data that must be equal on all ranks, such as a count and a dtype.
     """
     text = f"{name} of {' '.join(map(str, what))}" if what else name
     if op:

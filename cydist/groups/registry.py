@@ -26,9 +26,10 @@ INTERFACE_VERSION = 1
 class BackendOptions(NamedTuple):
     """The first argument of a creator with `extended_api`.
 
-    store       the group's own part of the store, in which members can meet
-    rank, size  of this process in the group; `ranks` are the members' global ranks
-    timeout     default time limit of a call, in seconds
+    Attributes:
+        store: The group's own part of the store, in which members can meet.
+        rank, size: Of this process in the group; `ranks` are the members' global ranks.
+        timeout: Default time limit of a call, in seconds.
     """
 
     store: MembershipStore
@@ -42,10 +43,11 @@ class BackendOptions(NamedTuple):
 class Plugin:
     """A registered backend: its creator, and the kinds of memory that it takes.
 
-    of_all      whether its groups share one group of all ranks, which the first new_group makes if
-                needed
-    requires    packages that it imports at first use
-    encrypts    whether it encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set
+    Args:
+        of_all: Whether its groups share one group of all ranks, which the first new_group makes if
+            needed.
+        requires: Packages that it imports at first use.
+        encrypts: Whether it encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set.
     """
 
     __slots__ = ("create", "devices", "encrypts", "extended_api", "of_all", "requires")

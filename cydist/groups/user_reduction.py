@@ -64,9 +64,10 @@ def elements_dtype(array: Array) -> np.dtype[Any]:
 class UserOpReducer:
     """Reduces with a user's function, in place of a group: the same calls with the same meaning.
 
-    op          the only reduction that the calls may name
-    dtype       numpy's, of the elements
-    count       elements of the longer call of which this one reduces a part; 0: it is not a part
+    Args:
+        op: The only reduction that the calls may name.
+        dtype: numpy's, of the elements.
+        count: Elements of the longer call of which this one reduces a part; 0: it is not a part.
     """
 
     def __init__(

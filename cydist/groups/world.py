@@ -33,7 +33,8 @@ def typed_errors(doing: str, rank: int) -> Iterator[None]:
     """Turn an OSError of this host, such as a missing descriptor, into an error that names rank and
     call.
 
-    rank    -1: not known yet
+    Args:
+        rank: -1: not known yet.
     """
     try:
         yield

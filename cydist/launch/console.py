@@ -135,7 +135,8 @@ class Console:
     def drain(self, interrupt: int, patience: float | None) -> None:
         """Write the queue until it is empty, or the descriptor `interrupt` is readable.
 
-        patience    seconds to wait for a stalled reader; None: no limit
+        Args:
+            patience: Seconds to wait for a stalled reader; None: no limit.
         """
         poller = select.poll()
         poller.register(self._fd, select.POLLOUT)

@@ -36,11 +36,12 @@ _NO_NAME = (socket.EAI_NONAME, socket.EAI_FAMILY, socket.EAI_NODATA)
 class Ports(NamedTuple):
     """The ports of a job on one host: one for cydist's store, one for other libraries.
 
-    master      MASTER_PORT, for example of torch's store
-    store       listens on the port of cydist's store. Only rank 0 can serve there, since no other
-                process may bind a port that has a listener
-    reserved    bound to `master` without listening, so that rank 0's libraries may still bind it;
-                None: the user chose the port
+    Attributes:
+        master: MASTER_PORT, for example of torch's store.
+        store: Listens on the port of cydist's store. Only rank 0 can serve there, since no other
+            process may bind a port that has a listener.
+        reserved: Bound to `master` without listening, so that rank 0's libraries may still bind it;
+            None: the user chose the port.
     """
 
     master: int
@@ -78,7 +79,8 @@ def new_ports(host: str, master_port: int | None = None) -> Ports:
 def _bind(host: str, *, reuse: bool = False) -> socket.socket:
     """Return a socket bound to a free port.
 
-    reuse       other sockets with this option may bind the port too, until one of them listens
+    Args:
+        reuse: Other sockets with this option may bind the port too, until one of them listens.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -102,10 +104,11 @@ def _bind(host: str, *, reuse: bool = False) -> socket.socket:
 class Generation(NamedTuple):
     """One attempt at the job. A restart is a new generation, with a new secret and new ports.
 
-    secret      32 bytes; None when every host has it in a file
-    port        MASTER_PORT
-    sizes       how many ranks each host has
-    ports       of a job on one host; None: rank 0 serves the store on MASTER_PORT, which it binds
+    Attributes:
+        secret: 32 bytes; None when every host has it in a file.
+        port: MASTER_PORT.
+        sizes: How many ranks each host has.
+        ports: Of a job on one host; None: rank 0 serves the store on MASTER_PORT, which it binds.
     """
 
     number: int
@@ -134,7 +137,8 @@ def new_generation(
 ) -> Generation:
     """Make generation `number`, with `sizes` ranks on the hosts.
 
-    secret      that several hosts were given; None: each has it in a file
+    Args:
+        secret: That several hosts were given; None: each has it in a file.
 
     Raises RendezvousError if the address is not this host's, or if there is no port or descriptor
     left.
@@ -159,7 +163,8 @@ def job_variables(
 ) -> dict[str, str]:
     """Return the variables that are equal on all ranks of a job.
 
-    store_port  of cydist's store; None: it is on `port`, which other libraries use for theirs
+    Args:
+        store_port: Of cydist's store; None: it is on `port`, which other libraries use for theirs.
     """
     own = (
         {} if store_port is None else {config.STORE_PORT.names[0]: f"{store_port} {address}:{port}"}

@@ -75,7 +75,8 @@ def account(first: Worker) -> str:
 def aftermath(first: Worker | None, workers: Sequence[Worker]) -> str:
     """Return what became of the other ranks of this host, in whole lines.
 
-    first   the rank that failed first; None: it is on another host
+    Args:
+        first: The rank that failed first; None: it is on another host.
     """
     lines = []
     others = [

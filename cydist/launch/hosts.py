@@ -60,12 +60,13 @@ Message = dict[str, Any]
 class Verdict(NamedTuple):
     """The end of the ranks on all hosts, and what caused it.
 
-    node        the host where it began
-    rank        that failed first; None: it was no rank
-    code        exit code of every launcher
-    text        what the launchers of other hosts print, in whole lines
-    restart     whether all hosts start their ranks again
-    ended_by    the signal that the ranks get: SIGTERM, or what a launcher was told to end by
+    Attributes:
+        node: The host where it began.
+        rank: That failed first; None: it was no rank.
+        code: Exit code of every launcher.
+        text: What the launchers of other hosts print, in whole lines.
+        restart: Whether all hosts start their ranks again.
+        ended_by: The signal that the ranks get: SIGTERM, or what a launcher was told to end by.
     """
 
     node: int
@@ -133,10 +134,11 @@ class Launchers:
 
     Register `fileno()` for reading and call `serve` when it is ready, and at `deadline`.
 
-    started     number of the latest generation that host 0 has started; -1: none
-    sizes       how many ranks each host has, once a generation has started
-    verdict     why that generation ends; None: it runs, or ended well
-    finished    all ranks of all hosts have ended well
+    Attributes:
+        started: Number of the latest generation that host 0 has started; -1: none.
+        sizes: How many ranks each host has, once a generation has started.
+        verdict: Why that generation ends; None: it runs, or ended well.
+        finished: All ranks of all hosts have ended well.
     """
 
     def __init__(self, options: LaunchOptions, say: Callable[[str], object]) -> None:
@@ -609,8 +611,9 @@ def other_launchers(
 ) -> Launchers:
     """Begin to meet the other launchers of the job.
 
-    say     prints a message, in whole lines
-    secret  that all of them were given; None: that of CYDIST_SECRET_FILE, or the user's own
+    Args:
+        say: Prints a message, in whole lines.
+        secret: That all of them were given; None: that of CYDIST_SECRET_FILE, or the user's own.
 
     Raises RendezvousError if host 0's port cannot be listened on, or if this host cannot encrypt as
     it should, AuthenticationError if it has no usable secret.

@@ -75,9 +75,10 @@ class JobStage(enum.Enum):
 class Job:
     """All workers of this host, from the first start to the last end.
 
-    files       directory of what ranks leave for the launcher
-    secret      that all hosts of the job were given; None: each has it in a file
-    on_start    called when the first workers are about to start
+    Args:
+        files: Directory of what ranks leave for the launcher.
+        secret: That all hosts of the job were given; None: each has it in a file.
+        on_start: Called when the first workers are about to start.
     """
 
     def __init__(

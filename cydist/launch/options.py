@@ -40,8 +40,9 @@ REFUSED_FLAGS = {"--virtual-local-rank"}  # the others take a value
 class ListedHost(NamedTuple):
     """One host of --hosts.
 
-    name        as the user wrote it: HOST or USER@HOST
-    size        its number of processes, as --nproc-per-node takes it
+    Attributes:
+        name: As the user wrote it: HOST or USER@HOST.
+        size: Its number of processes, as --nproc-per-node takes it.
     """
 
     name: str
@@ -53,10 +54,11 @@ class LaunchOptions(NamedTuple):
 
     Set for a job that --hosts starts:
 
-    hosts       where to start launchers; empty on these hosts
-    given       the options as they were given, for the launchers there
-    exported    variables that the launchers there get beside the usual ones
-    label       the name of this launcher's host in the list
+    Attributes:
+        hosts: Where to start launchers; empty on these hosts.
+        given: The options as they were given, for the launchers there.
+        exported: Variables that the launchers there get beside the usual ones.
+        label: The name of this launcher's host in the list.
     """
 
     command: tuple[str, ...]
@@ -377,8 +379,9 @@ def for_host(
 ) -> dict[str, Any]:
     """Return the options as if they had been given on one of the hosts.
 
-    address     of the first host, as the others reach it
-    port        of rank 0's store there
+    Args:
+        address: Of the first host, as the others reach it.
+        port: Of rank 0's store there.
     """
     return {
         **given, "hosts": "", "export": "", "nnodes": str(len(hosts)), "node_rank": node,

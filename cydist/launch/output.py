@@ -152,7 +152,8 @@ class OutputStream:
 class OutputStreams:
     """All pipes of one launcher, whose output goes to its consoles.
 
-    selector    of the launcher's loop: the data of a key is the function to call
+    Args:
+        selector: Of the launcher's loop: the data of a key is the function to call.
 
     A pipe is read only while its console takes more.
     """

@@ -67,9 +67,10 @@ class ProcessContext:
     ) -> bool:
         """Wait until a process ends; return True if all have ended, False if some still run.
 
-        timeout         seconds or a timedelta after which to return False; None: no limit
-        grace_period    seconds or a timedelta that the others have to end by themselves after a
-                        failure, then after SIGTERM, before SIGKILL; None: SIGTERM at once, then 5
+        Args:
+            timeout: Seconds or a timedelta after which to return False; None: no limit.
+            grace_period: Seconds or a timedelta that the others have to end by themselves after a
+                failure, then after SIGTERM, before SIGKILL; None: SIGTERM at once, then 5.
 
         When a process fails, the others are ended, and ProcessRaisedException (with its
         traceback) or ProcessExitedException names the rank that failed first.

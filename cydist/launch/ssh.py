@@ -56,7 +56,8 @@ _EARLY_BYTES = 1 << 20  # of output before the greeting
 class _Errors(Lines):
     """The stderr of one launcher. Before its greeting it is ssh's or a shell's, kept for a message.
 
-    shown       whether the launcher has greeted
+    Attributes:
+        shown: Whether the launcher has greeted.
     """
 
     shown = False
@@ -105,11 +106,12 @@ class _Output(Lines):
 class _Remote:
     """A launcher on a host of the list.
 
-    greeting    what it said when it came; None: it has not
-    code        its exit code, once it has said so
-    started     whether it had started ranks by then
-    ended       whether its ssh has ended
-    words       the end of what it, or ssh, wrote to stderr
+    Attributes:
+        greeting: What it said when it came; None: it has not.
+        code: Its exit code, once it has said so.
+        started: Whether it had started ranks by then.
+        ended: Whether its ssh has ended.
+        words: The end of what it, or ssh, wrote to stderr.
     """
 
     def __init__(self, host: ListedHost) -> None:
@@ -188,8 +190,9 @@ def is_local(name: str) -> bool:
 def master_address(hosts: list[tuple[bool, str]]) -> str:
     """Return the address of the first host as the others reach it.
 
-    hosts   whether each is this host, and the addresses of ssh's connection to it: client, port,
-            server, port
+    Args:
+        hosts: Whether each is this host, and the addresses of ssh's connection to it: client, port,
+            server, port.
 
     ssh has reached the first host at its address, or another host has seen where ssh came from.
     Raises RendezvousError if that is an address that means another host elsewhere, or unknown.

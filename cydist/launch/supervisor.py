@@ -48,7 +48,9 @@ def run_supervised(
 ) -> int:
     """Run `inner(lifeline, files)` in a child of the guard, and return its result, the exit code.
 
-    orders      descriptor from which bytes are forwarded like signals; its end of file is a SIGTERM
+    Args:
+        orders: Descriptor from which bytes are forwarded like signals; its end of file is a
+            SIGTERM.
 
     Call it while this process has one thread. Each of `signals` is forwarded as one byte in
     `lifeline`. Signals that are ignored now (nohup, shells' background jobs) stay ignored here and
@@ -118,8 +120,9 @@ def _guard(inner: Callable[[int, str], int], lifeline: int, files: str) -> int:
 def _clear(who: str, status: int, files: str, *, besides: Collection[int] = ()) -> int:
     """End what is left of the job after the exit of this process's child; return the exit code.
 
-    status      of the child, as subprocess gives it
-    besides     children of this process that are none of the job's
+    Args:
+        status: Of the child, as subprocess gives it.
+        besides: Children of this process that are none of the job's.
     """
     # A child that was not killed has done this itself.
     left = kill_descendants(FINAL_WAIT_SECONDS, besides=besides) if status < 0 else []

@@ -24,12 +24,13 @@ _PIPE_BYTES = 1 << 18
 class Worker:
     """A process of the job, leader of its own session and process group.
 
-    pipes       {stream: the launcher's end}, for streams that pass through the launcher
-    logs        {stream: file}; written by the worker itself if the stream is not in `pipes`
-    tail        the end of its stderr, if that goes through a pipe
-    told        whether the launcher told it to end; its end is then not its own failure
-    code        its exit status as subprocess gives it, None while it runs
-    ended       time of its end, on the launcher's clock
+    Attributes:
+        pipes: {stream: the launcher's end}, for streams that pass through the launcher.
+        logs: {stream: file}; written by the worker itself if the stream is not in `pipes`.
+        tail: The end of its stderr, if that goes through a pipe.
+        told: Whether the launcher told it to end; its end is then not its own failure.
+        code: Its exit status as subprocess gives it, None while it runs.
+        ended: Time of its end, on the launcher's clock.
     """
 
     def __init__(self, local_rank: int, rank: int) -> None:

@@ -52,7 +52,8 @@ def with_remedy(error: Exception) -> str:
 class HandshakeSocket:
     """A non-blocking socket in its handshake: reads whole messages, sends as much as fits.
 
-    deadline    on time.monotonic(); the owner enforces it
+    Args:
+        deadline: On time.monotonic(); the owner enforces it.
     """
 
     __slots__ = ("_received", "deadline", "handshake", "sock", "unsent")
@@ -112,12 +113,13 @@ class PendingPeer(HandshakeSocket):
 class Acceptor:
     """Listening sockets and their pending peers, served by the thread of a selector.
 
-    selector    for a key whose `data` is this acceptor, call `react` with its `fileobj`
-    secret, channel, job    the secret that a peer must prove to know, and the service that it must
-                            request
-    also                    further channels that it may request
-    on_refusal              called with the reason for which a peer was refused, and whether it
-                            knows the secret; unauthenticated clients cause the other ones
+    Args:
+        selector: For a key whose `data` is this acceptor, call `react` with its `fileobj`.
+        secret, channel, job: The secret that a peer must prove to know, and the service that it
+            must request.
+        also: Further channels that it may request.
+        on_refusal: Called with the reason for which a peer was refused, and whether it knows the
+            secret; unauthenticated clients cause the other ones.
     """
 
     def __init__(

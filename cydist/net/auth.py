@@ -199,11 +199,12 @@ class OtherJobError(AuthenticationError):
 class _Handshake:
     """The part of the handshake that both sides share.
 
-    needs       bytes that `receive` wants next; 0 when nothing more is expected
-    done        both sides are authenticated
-    refusal     after AuthenticationError: bytes to send before closing, so that the other side
-                learns the reason
-    endpoints   of the connection, as this side sees them (`endpoints_of`)
+    Attributes:
+        needs: Bytes that `receive` wants next; 0 when nothing more is expected.
+        done: Both sides are authenticated.
+        refusal: After AuthenticationError: bytes to send before closing, so that the other side
+            learns the reason.
+        endpoints: Of the connection, as this side sees them (`endpoints_of`).
     """
 
     __slots__ = (
@@ -520,7 +521,8 @@ def authenticate_server(
     """Let the client of an accepted connection prove itself; return the handshake, which has its
     claim and the connection's keys.
 
-    deadline   on time.monotonic(); in any case 2 s of silence end it
+    Args:
+        deadline: On time.monotonic(); in any case 2 s of silence end it.
 
     Raises AuthenticationError, DistTimeoutError (the client was too slow) or
     PeerFailedError (it hung up). The caller then closes the socket.
@@ -550,8 +552,9 @@ def authenticate_client(
 
     Return the handshake, which has the connection's keys.
 
-    deadline   on time.monotonic()
-    patience   seconds of silence that end the handshake earlier
+    Args:
+        deadline: On time.monotonic().
+        patience: Seconds of silence that end the handshake earlier.
 
     Raises AuthenticationError, DistTimeoutError (the server said nothing in time),
     PeerFailedError (it hung up), DistNetworkError (it is no cydist service) or OSError (EMFILE:

@@ -17,8 +17,9 @@ def make_room(wanted: int, least: int, purpose: str) -> None:
     The limit grows by what is wanted, so that the program keeps its own share. Processes that it
     starts from now on inherit the new limit.
 
-    least       further descriptors without which it makes no sense to begin
-    purpose     for the message
+    Args:
+        least: Further descriptors without which it makes no sense to begin.
+        purpose: For the message.
 
     Raises DistNetworkError if the hard limit leaves no room for `least`.
     """

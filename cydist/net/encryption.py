@@ -45,7 +45,8 @@ def check_encryption() -> None:
 class KeyExchange:
     """TLS's handshake on one connection.
 
-    key     32 bytes that only its two sides know
+    Args:
+        key: 32 bytes that only its two sides know.
 
     Feed `receive` with `needs` bytes and send what it returns, until there is a `cipher`.
     """

@@ -130,7 +130,8 @@ def source_address(
 ) -> Any:
     """Return this host's address, as a socket has it, from which packets to `to` leave.
 
-    prepare     sets the socket's options
+    Args:
+        prepare: Sets the socket's options.
 
     Raises OSError when there is no route. Nothing is sent.
     """
@@ -145,7 +146,8 @@ def address_towards(host: str, deadline: float | None = None) -> str:
 
     Hosts that reach `host` reach this one there.
 
-    deadline    of the name service, on time.monotonic()
+    Args:
+        deadline: Of the name service, on time.monotonic().
 
     Raises RendezvousError when there is no route to it.
     """
@@ -198,7 +200,8 @@ def resolve(
 ) -> list[Resolved]:
     """Return the addresses of `host`, a name or an address, for TCP.
 
-    deadline   on time.monotonic(); None: in PATIENCE seconds
+    Args:
+        deadline: On time.monotonic(); None: in PATIENCE seconds.
 
     Raises OSError when it has none, NameServiceTimeout when the name service does not answer in
     time.

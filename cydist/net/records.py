@@ -33,8 +33,9 @@ OVERHEAD_BYTES = HEAD_BYTES + _TAG_BYTES
 class Records:
     """Seal and open the records of one authenticated connection.
 
-    there       the peer, for messages
-    most        bytes of a body that `open_head` accepts
+    Attributes:
+        there: The peer, for messages.
+        most: Bytes of a body that `open_head` accepts.
 
     Sending and receiving are independent of each other; two threads may not do the same at once.
     """

@@ -106,7 +106,8 @@ def new_secret() -> bytes:
 def user_secret_tag(nonce: bytes, *, create: bool = False) -> bytes | None:
     """Return a keyed hash of `nonce` by which ranks see whether they have the same user's secret.
 
-    create      make the user's secret if there is none
+    Args:
+        create: Make the user's secret if there is none.
 
     Returns None without a user's secret that can be read.
     """
@@ -189,8 +190,9 @@ def _read_descriptor(text: str) -> bytes:
 def _read_file(path: str | Path, *, given: bool = False) -> bytes:
     """Return the secret in `path`, if it is a regular file that only this user may read.
 
-    given       the user named it: it may be root's, closed to all but a group, and a link of root's
-                or of this user's may lead to it, as in a container
+    Args:
+        given: The user named it: it may be root's, closed to all but a group, and a link of root's
+            or of this user's may lead to it, as in a container.
     """
     try:
         target = _target(path) if given else path

@@ -27,7 +27,8 @@ def verified(
 ) -> bytes:
     """Return the text of a note that `signed` made for the same purpose and job.
 
-    reader, what, where     for messages: the process, whose or which note, and its place
+    Args:
+        reader, what, where: For messages: the process, whose or which note, and its place.
 
     Raises AuthenticationError for any other bytes.
     """

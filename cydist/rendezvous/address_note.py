@@ -10,7 +10,8 @@ from cydist.net.signed_notes import signed, verified
 class Address(NamedTuple):
     """The contents of the note.
 
-    name    random, of this start; the store admits only ranks that know it
+    Attributes:
+        name: Random, of this start; the store admits only ranks that know it.
     """
 
     size: int

@@ -53,8 +53,9 @@ def check_in(
 
     A rank's n-th check-in belongs to the n-th meeting, so no rank sees keys of an earlier meeting.
 
-    holder   the rank that serves the store, for one meeting; None: another process does
-    backend  the backend of the group that all ranks will make
+    Args:
+        holder: The rank that serves the store, for one meeting; None: another process does.
+        backend: The backend of the group that all ranks will make.
 
     Raises StaleCheckIn if that one meeting is a different one, or if this rank has been in it. On
     every rank, raises RendezvousError after the first rank's deadline, which lists the missing
@@ -233,8 +234,9 @@ def agree_on_backend(
     """Check that all these ranks, which are about to make a group in this part of a store, ask for
     the same backend.
 
-    elsewhere   returns the ranks that will not come here, because their request needs no meeting,
-                each with that request
+    Args:
+        elsewhere: Returns the ranks that will not come here, because their request needs no
+            meeting, each with that request.
 
     Raises RendezvousError, which lists the ranks by backend, on every rank that comes. A rank that
     found ranks that do not come lists those in the error's `ranks`. Also raises as

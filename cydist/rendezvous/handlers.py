@@ -110,11 +110,12 @@ def rendezvous(
     """Meet the other ranks of the job. Returns a store for this meeting, the rank and the world
     size.
 
-    init_method   "env://" (the default), "tcp://host:port", "tcp://multicast-address:port",
-                  "file:///path", each with "?rank=R&world_size=N" if the call does not give them
-    store         meet in this store instead; needs `rank` and `world_size`
-    group_name    separates jobs that share an address, a file or a store
-    backend       the backend of the group that all ranks will make
+    Args:
+        init_method: "env://" (the default), "tcp://host:port", "tcp://multicast-address:port",
+            "file:///path", each with "?rank=R&world_size=N" if the call does not give them.
+        store: Meet in this store instead; needs `rank` and `world_size`.
+        group_name: Separates jobs that share an address, a file or a store.
+        backend: The backend of the group that all ranks will make.
 
     Ranks are assigned if the URL is a multicast address or a file and none is requested. The
     returned store's own timeout is `timeout`; an explicit store keeps its own. Its `nonce` is a
@@ -199,8 +200,9 @@ def rendezvous_through(
     Only an address is taken from that store: rank 0 opens one of cydist's stores, whose members
     authenticate, and writes its address to `shared_store`, signed.
 
-    host      deadline -> the address at which rank 0's store listens; called on rank 0 only
-    purpose   what the ranks meet for; an address that was written for something else is refused
+    Args:
+        host: Deadline -> the address at which rank 0's store listens; called on rank 0 only.
+        purpose: What the ranks meet for; an address that was written for something else is refused.
     """
     config.check_retired()
     deadline = time.monotonic() + duration(timeout)
@@ -317,8 +319,9 @@ def _via_shared_store(
     """Let rank 0 open a store at `listen_at` and write in `shared_store` how to reach it. The other
     ranks read that.
 
-    purpose   what the ranks meet for: part of what rank 0 signs
-    where     names `shared_store`, for messages
+    Args:
+        purpose: What the ranks meet for: part of what rank 0 signs.
+        where: Names `shared_store`, for messages.
 
     The address there may be left from an earlier start of the job, whose ranks are gone. So
     rank 0 writes a new random name with its address, and a store admits only ranks that know its
@@ -664,8 +667,9 @@ def _tcp(
 ) -> TCPStore:
     """Return the job's store at host:port, served by rank 0.
 
-    name        of this start of the job, if its address does not distinguish it from others
-    awaited     the launcher listens there until rank 0 serves
+    Args:
+        name: Of this start of the job, if its address does not distinguish it from others.
+        awaited: The launcher listens there until rank 0 serves.
     """
     if host.strip("[]").lower().startswith("fe80:"):
         raise ValueError(

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 class Launcher:
     """The variables with which a launcher identifies a process; the first that is set counts.
 
-    mpi       whether it starts MPI jobs
-    job       variables that together name the job
-    servers   the names of its process on each host, whose start tells a job on one host from an
-              earlier one of the same name
+    Args:
+        mpi: Whether it starts MPI jobs.
+        job: Variables that together name the job.
+        servers: The names of its process on each host, whose start tells a job on one host from an
+            earlier one of the same name.
     """
 
     __slots__ = ("job", "local_rank", "local_size", "mpi", "name", "rank", "servers", "size")
@@ -117,7 +118,8 @@ def _is_meant(each: Launcher, environ: Mapping[str, str]) -> bool:
 class Placement(NamedTuple):
     """A process's place according to its launcher. None: not given.
 
-    single_host   whether all ranks are on this host
+    Attributes:
+        single_host: Whether all ranks are on this host.
     """
 
     rank: int | None = None

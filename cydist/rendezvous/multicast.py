@@ -36,7 +36,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 def find_store(group: str, port: int, size: int, group_name: str, deadline: float) -> TCPStore:
     """Return the store that `size` processes on this multicast address agree on.
 
-    group_name   separates jobs that use one address
+    Args:
+        group_name: Separates jobs that use one address.
 
     Raises RendezvousError at the deadline (on time.monotonic()), with the number of processes
     found.
@@ -57,9 +58,10 @@ def find_store(group: str, port: int, size: int, group_name: str, deadline: floa
 class _MulticastGroup:
     """This process's part in the announcements.
 
-    name     random; the smallest leads
-    here     number of processes that the leader has counted, as far as known
-    refusal  why a store that was announced did not admit this process, for messages; else ""
+    Attributes:
+        name: random; the smallest leads.
+        here: Number of processes that the leader has counted, as far as known.
+        refusal: Why a store that was announced did not admit this process, for messages; else "".
     """
 
     def __init__(self, group: str, port: int, group_name: str) -> None:

@@ -24,8 +24,9 @@ KeyOrQueue = tuple[bool, bytes]
 class KeyValueTable:
     """A dictionary of bytes with counters and queues, and an account of its memory.
 
-    limit_bytes       most bytes that it may hold; None: no limit
-    max_value_bytes   most bytes of one value; None: no limit
+    Args:
+        limit_bytes: Most bytes that it may hold; None: no limit.
+        max_value_bytes: Most bytes of one value; None: no limit.
     """
 
     def __init__(self, limit_bytes: int | None = None, max_value_bytes: int | None = None) -> None:
@@ -39,8 +40,9 @@ class KeyValueTable:
         """Return a key or queue that a blocking request has to wait for, and its index among those
         of the request; None: it can run.
 
-        start   index at which to begin: the one that was missing before. Otherwise a request for N
-                keys would look through all of them N times
+        Args:
+            start: Index at which to begin: the one that was missing before. Otherwise a request for
+                N keys would look through all of them N times.
 
         Raises DistStoreError for a request with keys and values that its operation does not take.
         """

@@ -97,8 +97,9 @@ class MembershipStore(PrefixStore):
         the job's secret has written for the same purpose under the same key. Without effect in a
         store in which only such ranks can write.
 
-        reader      this process's number among the members, as it joined
-        where       names the store, for messages
+        Args:
+            reader: This process's number among the members, as it joined.
+            where: Names the store, for messages.
         """
         if others_can_write(self):
             self._purpose, self._reader, self._where = purpose, reader, where
@@ -130,7 +131,8 @@ class MembershipStore(PrefixStore):
     ) -> MembershipStore:
         """Return a part of this part, for some of its members.
 
-        patience    default timeout of waits there, in seconds; None: this part's
+        Args:
+            patience: Default timeout of waits there, in seconds; None: this part's.
         """
         part = MembershipStore(prefix, self, (), what=what, holder=self.holder)
         part._lost = self._lost
@@ -201,7 +203,8 @@ class MembershipStore(PrefixStore):
     def report_error(self, rank: int, *, late: bool = False) -> Iterator[None]:
         """Call `leave` if the block, in which this rank meets the others here, raises.
 
-        late    also after a timeout: other ranks may have more time, and wait for this one
+        Args:
+            late: Also after a timeout: other ranks may have more time, and wait for this one.
         """
         try:
             yield
@@ -262,7 +265,8 @@ class MembershipStore(PrefixStore):
     ) -> list[bytes]:
         """Return the values of `keys`, waiting until all have one as `wait` does.
 
-        patience    as Store.watch's
+        Args:
+            patience: As Store.watch's.
         """
         if self._root is not None:
             found = self._awaited(self._root, keys, timeout, patience)
@@ -277,7 +281,8 @@ class MembershipStore(PrefixStore):
     ) -> list[bytes]:
         """Return the values of `keys` as `multi_get` does, and say now and then what is missing.
 
-        notice      returns the text, of the seconds waited so far
+        Args:
+            notice: Returns the text, of the seconds waited so far.
         """
         notices = WaitNotices()
         ours = isinstance(_below(self)[0], Store)  # another library's store may raise anything
@@ -306,8 +311,9 @@ class MembershipStore(PrefixStore):
     ) -> None:
         """Wait until all of `ranks` have come here with the same topic.
 
-        judge       returns the error in the ranks' texts; empty: none
-        meanwhile   called now and then by a rank that waits long
+        Args:
+            judge: Returns the error in the ranks' texts; empty: none.
+            meanwhile: Called now and then by a rank that waits long.
 
         Raises RendezvousError with that error on all ranks, and as `digest`.
         """
@@ -331,8 +337,9 @@ class MembershipStore(PrefixStore):
         """Return what the first of `ranks` makes of every rank's word. It alone reads them all, so
         N ranks read 2N values.
 
-        make        called on the first rank, with the words of all `ranks`
-        meanwhile   as `meet`'s
+        Args:
+            make: Called on the first rank, with the words of all `ranks`.
+            meanwhile: As `meet`'s.
 
         Raises on all ranks the RendezvousError that `make` raises, or another one that a rank
         declared (`refuse`), or the AuthenticationError about a word that no rank has stored

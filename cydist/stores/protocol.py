@@ -96,8 +96,9 @@ _ANSWERED = frozenset((Op.COMPARE_SET, Op.QUEUE_POP))
 class StoreRequest(NamedTuple):
     """One request.
 
-    block       wait for missing keys, at most `timeout` seconds
-    patience    further seconds that the answer may take; not sent
+    Attributes:
+        block: Wait for missing keys, at most `timeout` seconds.
+        patience: Further seconds that the answer may take; not sent.
     """
 
     op: Op

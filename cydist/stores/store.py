@@ -23,7 +23,8 @@ def store_timeout(
 ) -> StoreTimeoutError:
     """Return the error of a wait that ended before its keys appeared.
 
-    count   number of missing keys, if `keys` holds only some of them
+    Args:
+        count: Number of missing keys, if `keys` holds only some of them.
     """
     names = [key.decode(errors="replace") for key in keys[:8]]
     shown = ", ".join(repr(name) for name in names)

@@ -425,8 +425,9 @@ class _Pool:
     def connect(self, deadline: float, *, patient: bool, awaited: bool = False) -> _Connection:
         """Return a new connection, authenticated.
 
-        patient   keep trying until the deadline while no process listens there
-        awaited   also while a process listens there, but does not serve yet
+        Args:
+            patient: Keep trying until the deadline while no process listens there.
+            awaited: Also while a process listens there, but does not serve yet.
         """
         started = time.monotonic()
         pause = _FIRST_PAUSE

@@ -74,9 +74,10 @@ _Alarm = tuple[float, int, _Connection, int]
 class StoreServer:
     """Serves a Table over listening sockets until `stop`.
 
-    listeners   bound to one port; the server owns them from now on
-    secret      of the job
-    job         separates it from other jobs
+    Args:
+        listeners: Bound to one port; the server owns them from now on.
+        secret: Of the job.
+        job: Separates it from other jobs.
     """
 
     def __init__(self, listeners: list[socket.socket], secret: bytes, job: str) -> None:

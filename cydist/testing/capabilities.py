@@ -21,15 +21,16 @@ PATIENCE = 2.0  # seconds within which an asynchronous call must return
 class Capabilities(NamedTuple):
     """The optional capabilities of a backend.
 
-    devices         kinds of memory that it takes
-    own             collectives that it does not derive from messages
-    any_source      receives from the rank that sends first
-    asynchronous    an asynchronous collective returns before all ranks have come
-    subgroups       groups of some ranks share their parent's resources
-    shrinks         shrink_group
-    shares          empty_shared gives memory that its collectives need not copy
-    aborts          ends calls under way before their timeouts
-    tells           its ranks learn of each other's errors
+    Attributes:
+        devices: Kinds of memory that it takes.
+        own: Collectives that it does not derive from messages.
+        any_source: Receives from the rank that sends first.
+        asynchronous: An asynchronous collective returns before all ranks have come.
+        subgroups: Groups of some ranks share their parent's resources.
+        shrinks: shrink_group.
+        shares: Empty_shared gives memory that its collectives need not copy.
+        aborts: Ends calls under way before their timeouts.
+        tells: Its ranks learn of each other's errors.
     """
 
     devices: tuple[str, ...]

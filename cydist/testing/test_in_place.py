@@ -34,8 +34,9 @@ LAST = -1  # the number of a block that is a rank's own on one rank only
 class Call:
     """One call on a rank's array of p blocks: in place or on memory of its own.
 
-    own     the number of this rank's block
-    apart   whether what is written shares no memory with what is read
+    Attributes:
+        own: The number of this rank's block.
+        apart: Whether what is written shares no memory with what is read.
     """
 
     def __init__(self, rank: int, size: int, apart: bool, async_op: bool) -> None:

@@ -37,9 +37,10 @@ KEY = "crossings"  # codespell:ignore crossings
 class Measured(NamedTuple):
     """The measured choices for groups of `ranks` ranks, with or without windows.
 
-    segment_bytes   None: the default
-    rules           by collective, in the order in which they are tried
-    about           date, machine and command of the measurement, for readers
+    Attributes:
+        segment_bytes: None: the default.
+        rules: By collective, in the order in which they are tried.
+        about: Date, machine and command of the measurement, for readers.
     """
 
     ranks: int

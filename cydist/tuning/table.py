@@ -54,12 +54,13 @@ DEFAULT_SEGMENT_BYTES = 256 * KiB
 class Rule(NamedTuple):
     """One row: this algorithm, if its needs are met and the call is within the limits.
 
-    most_bytes      a power of two; limits the whole array that a call reduces or broadcasts, or all
-                    blocks together
-    above_bytes     a power of two; the call has more bytes
-    least_ranks, most_ranks, power_of_two   of the group
-    library         the required name of the library below; "": any
-    constant        why `python -m cydist.bench --tune` does not measure it; "": it does
+    Attributes:
+        most_bytes: A power of two; limits the whole array that a call reduces or broadcasts, or all
+            blocks together.
+        above_bytes: A power of two; the call has more bytes.
+        least_ranks, most_ranks, power_of_two: Of the group.
+        library: The required name of the library below; "": any.
+        constant: Why `python -m cydist.bench --tune` does not measure it; "": it does.
     """
 
     collective: str
@@ -230,10 +231,11 @@ def choose(
 ) -> str:
     """Return the name of the algorithm for a call.
 
-    nbytes      of the whole array, or of all blocks together, if every rank knows it; else 0
-    windows     whether the ranks can access each other's memory
-    even        whether all ranks know that all blocks have the same size
-    library     the name of the library below that has the group, or ""
+    Args:
+        nbytes: Of the whole array, or of all blocks together, if every rank knows it; else 0.
+        windows: Whether the ranks can access each other's memory.
+        even: Whether all ranks know that all blocks have the same size.
+        library: The name of the library below that has the group, or "".
 
     Raises ValueError if CYDIST_ALGORITHM names an unknown algorithm.
     """
@@ -274,8 +276,9 @@ def use_rules(
 ) -> None:
     """Try these rules before the table's from now on. They must be equal on all ranks.
 
-    rules       by collective, number of ranks, and whether the ranks can access each other's memory
-    segments    the unit of pipelining in bytes, by the last two
+    Args:
+        rules: By collective, number of ranks, and whether the ranks can access each other's memory.
+        segments: The unit of pipelining in bytes, by the last two.
     """
     global _tuned, _segments
     if (rules, segments) == (_tuned, _segments):

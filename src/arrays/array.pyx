@@ -520,7 +520,8 @@ cdef bint may_share(Array a, Array b):
 def overlapping(arrays, size_t outputs):
     """Return the pairs (i, j) of arrays that may share memory (`Array.overlaps`), where i < j.
 
-    outputs     i is one of the first `outputs`
+    Args:
+        outputs: I is one of the first `outputs`.
 
     Sweeps over the arrays by address, so that a thousand separate ones cost no million comparisons.
     """

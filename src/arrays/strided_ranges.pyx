@@ -20,7 +20,8 @@ def hash_of_sizes(list arrays not None) -> int:
 def pack_part(Array dense not None, Array array not None, size_t start) -> None:
     """Copy elements of `array`, from number `start` on, into `dense` until it is full.
 
-    dense       contiguous, of the same size of elements; both on the CPU
+    Args:
+        dense: Contiguous, of the same size of elements; both on the CPU.
 
     Raises ValueError if there are too few elements, or `dense` is not as described.
     """

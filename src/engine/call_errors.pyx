@@ -28,16 +28,17 @@ OP_NAMES = {code: name for name, code in kernels.OPS.items()}
 class CallError(Exception):
     """The reason for which a call ended early, as data.
 
-    status          a name of STATUS_NAMES
-    peer            group rank it was about, or -1
-    step            the algorithm's step, or -1
-    ours, theirs    what this rank and the peer were doing, as text (mismatches only)
-    teller          group rank on which it failed and which reported it, or -1: this one; then
-                    `ours` is what the teller was doing
-    call            of a mismatch: the name and the number of the collective in which ranks
-                    differ, which may be an earlier one; None: of a message, or not known
-    awaited         of a timeout: what did not happen, if it was not a message or step of `peer`
-    host_lost       of a lost peer: its whole host is silent, as the teller knows
+    Attributes:
+        status: A name of STATUS_NAMES.
+        peer: Group rank it was about, or -1.
+        step: The algorithm's step, or -1.
+        ours, theirs: What this rank and the peer were doing, as text (mismatches only).
+        teller: Group rank on which it failed and which reported it, or -1: this one; then `ours` is
+            what the teller was doing.
+        call: Of a mismatch: the name and the number of the collective in which ranks differ, which
+            may be an earlier one; None: of a message, or not known.
+        awaited: Of a timeout: what did not happen, if it was not a message or step of `peer`.
+        host_lost: Of a lost peer: its whole host is silent, as the teller knows.
     """
 
     def __init__(self, status, peer=-1, step=-1, ours="", theirs="", teller=-1):
@@ -60,8 +61,9 @@ cdef str describe_call(const Fingerprint *f, size_t nbytes, const Fingerprint *o
                        size_t other_bytes):
     """Describe a fingerprint: `all_reduce #12 of 1000 float32, op SUM`.
 
-    other       the fingerprint that it disagrees with: for the same call only the differences are
-                described; NULL: there is none
+    Args:
+        other: The fingerprint that it disagrees with: for the same call only the differences are
+            described; NULL: there is none.
     """
     cdef bint alone = other == NULL or f.collective != other.collective or f.seq != other.seq
     cdef bint one_call = other != NULL and not alone

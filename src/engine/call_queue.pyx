@@ -14,14 +14,15 @@ cdef enum:
 cdef class CallRecord:
     """One call on a group, as backends, error messages and hooks see it.
 
-    name        "all_reduce"
-    seq         its number among the collectives of the group; 0 for point to point
-    deadline    on time.monotonic(), in seconds
-    began       on the same clock
-    agreed      whether the ranks have compared it (derived collectives)
-    sizes       hash of the sizes of arrays that are sent as one; must be equal on all ranks
-    begun       whether its turn has come
-    over        whether it has ended, with or without an error
+    Attributes:
+        name: "all_reduce".
+        seq: Its number among the collectives of the group; 0 for point to point.
+        deadline: On time.monotonic(), in seconds.
+        began: On the same clock.
+        agreed: Whether the ranks have compared it (derived collectives).
+        sizes: Hash of the sizes of arrays that are sent as one; must be equal on all ranks.
+        begun: Whether its turn has come.
+        over: Whether it has ended, with or without an error.
     """
 
     def __init__(self, str name not None, uint64_t seq, double deadline, bint over=False):

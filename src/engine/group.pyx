@@ -61,8 +61,9 @@ cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
 cdef class Group:
     """A group's compiled half: its comm, and the calls that run on it.
 
-    link        the transport's end; ranks[i] is the peer number of group rank i
-    comm_id     distinguishes this group's messages from other groups' on the same link
+    Attributes:
+        link: The transport's end; ranks[i] is the peer number of group rank i.
+        comm_id: Distinguishes this group's messages from other groups' on the same link.
     """
 
     def __cinit__(self, Link link, ranks, int rank, uint64_t comm_id):
@@ -216,7 +217,8 @@ cdef class Group:
         """Compare the group's last call with others before an orderly close, until the deadline.
         Needed where a call may be over before all members have made it. Runs once per call.
 
-        alone       the others do not part now: this rank sends its call, and waits for none
+        Args:
+            alone: The others do not part now: this rank sends its call, and waits for none.
 
         Raises CallError if ranks differ; also what a signal handler raised.
         """
@@ -289,9 +291,10 @@ cdef class Group:
         waits end, or their next call does. A failure that `run` or `Message` remembers is reported
         in place of the arguments.
 
-        status      a name of STATUS_NAMES
-        peer        group rank that it is about, or -1
-        call        what this rank was doing, for messages
+        Args:
+            status: A name of STATUS_NAMES.
+            peer: Group rank that it is about, or -1.
+            call: What this rank was doing, for messages.
         """
         cdef ControlMessage message = failure_message(STATUSES[status], self.comm.rank, peer, -1)
         cdef bytes words = call.encode()
@@ -367,12 +370,13 @@ cdef class Group:
             about=None) -> None:
         """Run one collective; block until it is complete on this rank.
 
-        inputs, outputs     contiguous Arrays, as abi.pxd's Call lists them
-        op                  a code of kernels.h; 0 if nothing is reduced
-        count, flags        values that all ranks must agree on, besides dtype, op and root
-        sizes               hash of the sizes of the arrays that an array is made of
-        about               (collective, Array, op) of the call that a preliminary vote belongs to;
-                            used for comparison and in error messages
+        Args:
+            inputs, outputs: Contiguous Arrays, as abi.pxd's Call lists them.
+            op: A code of kernels.h; 0 if nothing is reduced.
+            count, flags: Values that all ranks must agree on, besides dtype, op and root.
+            sizes: Hash of the sizes of the arrays that an array is made of.
+            about: (collective, Array, op) of the call that a preliminary vote belongs to; used for
+                comparison and in error messages.
 
         Raises CallError; or what a signal handler raised. The other members then know of the
         failure, except for a timeout, which `Group.fail` reports.

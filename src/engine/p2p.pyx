@@ -168,8 +168,9 @@ def isend(Group group not None, Array array not None, int peer, uint64_t tag, *,
           Array about=None, size_t layout=0) -> Message:
     """Post a send to group rank `peer`, of contiguous memory if `layout` is 0.
 
-    about       an array that this message announces; other messages carry its bytes
-    layout      MPI's datatype of the array, which only a link that `describes` accepts
+    Args:
+        about: An array that this message announces; other messages carry its bytes.
+        layout: MPI's datatype of the array, which only a link that `describes` accepts.
     """
     return post_message(group, array, peer, tag, about, layout, True)
 

@@ -187,7 +187,8 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
                    object other=None) except -1:
     """Run the call, whose blocks and reduction are filled in, and let the next call begin.
 
-    one, other      the call's arrays
+    Args:
+        one, other: The call's arrays.
     """
     cdef Call *c = &b.call
     cdef int status

@@ -28,12 +28,13 @@ UINT8 = NCCL_UINT8                  # for Python
 cdef class Enqueuer:
     """The fast path of one group of backend "nccl".
 
-    group       ranks, timeout, `on_refused`
-    lock        of the group, held while a call is enqueued
-    stream      the group's own, for asynchronous calls
-    torch       finds the library of torch's tensors, if they can be on GPUs here
-    at_once     finds NCCL's names of an operation and a dtype (backends/nccl/reductions.py)
-    call, flight, work      the classes of the objects that record a call
+    Attributes:
+        group: Ranks, timeout, `on_refused`.
+        lock: Of the group, held while a call is enqueued.
+        stream: The group's own, for asynchronous calls.
+        torch: Finds the library of torch's tensors, if they can be on GPUs here.
+        at_once: Finds NCCL's names of an operation and a dtype (backends/nccl/reductions.py).
+        call, flight, work: The classes of the objects that record a call.
     """
     cdef CallQueue call_queue   # of the group
     cdef object group, gpu, lib, comm, binding, watch, lock, stream
@@ -116,9 +117,10 @@ cdef class Enqueuer:
                                  object library, object result, object other, bint async_op):
         """Enqueue NCCL's function, with a stream as last argument, under the group's lock.
 
-        note            None for a message
-        library         whose current stream the call follows
-        result, other   the call's arrays; the first is written
+        Args:
+            note: None for a message.
+            library: Whose current stream the call follows.
+            result, other: The call's arrays; the first is written.
         """
         self.lock.acquire()
         try:

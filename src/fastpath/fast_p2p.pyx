@@ -82,7 +82,8 @@ cdef inline int run_message(object group, Group native, str name, Request *r, bi
                             bint *group_failed) except *:
     """Post the message, unless it is posted, and wait for it; return a Status.
 
-    group_failed    set if it ended because the group has failed
+    Args:
+        group_failed: Set if it ended because the group has failed.
     """
     cdef bint posted = r.link != NULL
     cdef int64_t now = now_ns()

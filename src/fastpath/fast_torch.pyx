@@ -42,8 +42,9 @@ cdef list changed_offsets(bytes before, bytes after):
 def learn_layout(object kind, dict reductions) -> bool:
     """Find the offsets of AllreduceOptions' fields; False if they cannot be found.
 
-    kind        the class
-    reductions  cydist's reduction for each of torch's
+    Args:
+        kind: The class.
+        reductions: cydist's reduction for each of torch's.
     """
     try:
         return find_offsets(kind, reductions)

@@ -35,8 +35,9 @@ cdef unsigned int server_key(void *ssl, const char *identity, unsigned char *key
 cdef class TlsHandshake:
     """TLS's handshake on one connection whose bytes the caller carries.
 
-    key     32 bytes that only this connection's two sides know
-    server  whether this is the side that accepted the connection
+    Attributes:
+        key: 32 bytes that only this connection's two sides know.
+        server: Whether this is the side that accepted the connection.
 
     `cipher` is the connection's once the handshake is complete, and None before. Raises OSError if
     `load` has not succeeded.

@@ -170,8 +170,9 @@ cdef class Recording(Link):
     def lines(self):
         """Return the log: (what, peer, step, bytes, request), in the order of the actions.
 
-        what        "send" or "recv", posted; or "wait"
-        request     the index of the line that posted it
+        Args:
+            what: "send" or "recv", posted; or "wait".
+            request: The index of the line that posted it.
         """
         cdef size_t i
         cdef LogLine *line
@@ -219,9 +220,10 @@ cdef class ScheduleRecorder:
             int64_t deadline_ns):
         """Run an algorithm; return its Status.
 
-        inputs, outputs     contiguous writable buffers; four int32 for each element: first, end
-                            (if the reduction commutes: sum and number of the ranks in it), how
-                            often prepared, how often finished
+        Args:
+            inputs, outputs: Contiguous writable buffers; four int32 for each element: first, end
+                (if the reduction commutes: sum and number of the ranks in it), how often prepared,
+                how often finished.
         """
         cdef const Entry *entry = find(name, collective)
         cdef Reduction reducing

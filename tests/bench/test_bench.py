@@ -168,7 +168,8 @@ def test_summary_takes_the_best_peer() -> None:
 class Ranks:
     """A participant whose ranks are threads: cydist on the backend "inproc", or a library of ours.
 
-    library     made on every rank, as TorchLike is
+    Args:
+        library: Made on every rank, as TorchLike is.
     """
 
     def __init__(self, job: Any, library: type[TorchLike] = TorchLike, name: str = "cydist"):
@@ -261,7 +262,8 @@ def test_values_fill_long_arrays() -> None:
 class Scripted:
     """A participant of one rank that answers at once, and notes who was asked when.
 
-    fails   {number of the command: what it raises}
+    Args:
+        fails: {number of the command: what it raises}.
     """
 
     def __init__(

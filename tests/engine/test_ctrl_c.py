@@ -154,7 +154,8 @@ def test_an_interrupted_call_behind_an_asynchronous_one_writes_nothing_more(tran
 def ctrl_c(call: Callable[[], Any], first: Callable[[], Any] = lambda: None) -> None:
     """Run `call`, which waits; SIGINT comes in a moment, and must end it.
 
-    first       what the handler does before it raises
+    Args:
+        first: What the handler does before it raises.
     """
 
     def handler(number: int, frame: Any) -> None:

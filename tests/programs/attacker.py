@@ -481,8 +481,9 @@ def join(port: int, key: str, value: str) -> Any:
 class Flood:
     """Connections to ports of a job, again and again, in as many ways as he can think of.
 
-    visits      connections so far
-    let_in      how many of them a server took for a member's
+    Attributes:
+        visits: Connections so far.
+        let_in: How many of them a server took for a member's.
     """
 
     def __init__(self) -> None:

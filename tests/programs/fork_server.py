@@ -38,17 +38,18 @@ LIMIT = 22.0  # seconds in which a survivor calls before it gives up
 class Trial:
     """What happens in one world.
 
-    call        a name of CALLS, made over and over until it raises
-    phase       where the victim ends: a failpoint, "idle" (between calls), "destroy" (in
-                destroy_process_group), or "leave" (after it)
-    action      "kill", "exit" or "stop" (continued when `call` has raised on all others)
-    warm        calls that all ranks make before
-    timeout     of the group, in seconds
-    transport   CYDIST_TRANSPORT
-    algorithm   CYDIST_ALGORITHM
-    store       the scheme of the URL at which the ranks meet
-    child       "fork" or "multiprocessing": the victim has a living child by then
-    quits       ranks end as soon as a call has raised, as programs without an except clause do
+    Attributes:
+        call: A name of CALLS, made over and over until it raises.
+        phase: Where the victim ends: a failpoint, "idle" (between calls), "destroy" (in
+            destroy_process_group), or "leave" (after it).
+        action: "kill", "exit" or "stop" (continued when `call` has raised on all others).
+        warm: Calls that all ranks make before.
+        timeout: Of the group, in seconds.
+        transport: CYDIST_TRANSPORT.
+        algorithm: CYDIST_ALGORITHM.
+        store: The scheme of the URL at which the ranks meet.
+        child: "fork" or "multiprocessing": the victim has a living child by then.
+        quits: Ranks end as soon as a call has raised, as programs without an except clause do.
     """
 
     call: str

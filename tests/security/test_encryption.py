@@ -67,7 +67,8 @@ def blocks_of(nbytes: int) -> int:
 class Wire(RelayedLinks):
     """Two links, and between them a relay that keeps what it carries.
 
-    change      what becomes of the bytes that rank 0 sends
+    Args:
+        change: What becomes of the bytes that rank 0 sends.
     """
 
     def __init__(self, change: Callable[[bytes], bytes] = bytes, *, encrypts: bool = True) -> None:

@@ -43,8 +43,9 @@ def test_the_tests_tags_are_siphash() -> None:
 class Relay(RelayedLinks):
     """Two connected links, and between them a relay that cuts what it carries into frames.
 
-    attack      what becomes of all frames that rank 0 has sent so far, the last one new: what is
-                passed on now
+    Args:
+        attack: What becomes of all frames that rank 0 has sent so far, the last one new: what is
+            passed on now.
     """
 
     def __init__(self, attack: Callable[[Frames], bytes]) -> None:

@@ -81,7 +81,8 @@ class Attack:
 
     Some hang up at once, some when they have been heard out, some say no more and stay.
 
-    said    how many have been at their end
+    Attributes:
+        said: How many have been at their end.
     """
 
     def __init__(self, kind: Callable[[random.Random], bytes]) -> None:

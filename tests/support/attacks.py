@@ -44,7 +44,8 @@ STAYS = {"PATIENCE": "30"}
 class Attacker:
     """tests/programs/attacker.py, and the folder that all users may write.
 
-    folder      world-writable; his commands leave their marks in it
+    Args:
+        folder: world-writable; his commands leave their marks in it.
     """
 
     def __init__(
@@ -105,7 +106,8 @@ def inherited() -> dict[str, str]:
 def another_user(*more: str, inside: Sequence[str] = (), **environ: str) -> Iterator[Attacker]:
     """The attacker, and a secret file that he cannot read.
 
-    inside      command that starts others in the namespaces of his host
+    Args:
+        inside: Command that starts others in the namespaces of his host.
     """
     if os.geteuid() != 0:
         pytest.skip("not root: there is no other user to attack as")
@@ -125,7 +127,8 @@ def another_user(*more: str, inside: Sequence[str] = (), **environ: str) -> Iter
 class Job:
     """Ranks of tests/programs/attacked.py, started by hand or by a launcher.
 
-    environ     of what starts from now on
+    Attributes:
+        environ: Of what starts from now on.
     """
 
     def __init__(self, attacker: Attacker, **environ: str) -> None:
@@ -226,8 +229,9 @@ IN_WORDS = {"AuthenticationError", "PeerFailedError", "RendezvousError"}
 def check_unharmed(attacker: Attacker, job: Job, *more: str, ranks: int = 2) -> None:
     """No code of his ran, no value was changed unseen, and every rank ended well or in words.
 
-    more        other classes of errors that he can cause
-    ranks       how many at least say how they ended; a launcher ends the others
+    Args:
+        more: Other classes of errors that he can cause.
+        ranks: How many at least say how they ended; a launcher ends the others.
     """
     ends = job.ended()
     assert attacker.ran_as() == []

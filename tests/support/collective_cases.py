@@ -79,10 +79,11 @@ class Ranks:
 class Case:
     """One collective call as every rank makes it: inputs, outputs, and what must come out.
 
-    sizes       elements of the blocks: one number, or a list where blocks are uneven, or a
-                matrix (who sends, who receives) for all_to_all
-    op          a name of kernels.OPS
-    values      values(rank, count, salt): contributions
+    Args:
+        sizes: Elements of the blocks: one number, or a list where blocks are uneven, or a matrix
+            (who sends, who receives) for all_to_all.
+        op: A name of kernels.OPS.
+        values: values(rank, count, salt): contributions.
     """
 
     def __init__(

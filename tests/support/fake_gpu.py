@@ -64,8 +64,9 @@ class DeviceArray:
 class HostMemory(array_libraries.ArrayLibrary):
     """An array library whose streams do what `enqueue` is given, some time.
 
-    kind            of its arrays
-    first_stream    the number of device 0's default stream; the others' follow
+    Attributes:
+        kind: Of its arrays.
+        first_stream: The number of device 0's default stream; the others' follow.
     """
 
     kind: Any

@@ -28,7 +28,8 @@ def shake_hands(
 ) -> None:
     """Carry both sides' bytes to each other until both have finished.
 
-    change      what becomes of the bytes that one side sends
+    Args:
+        change: What becomes of the bytes that one side sends.
     """
     waiting = {client: bytearray(change(server.greeting)), server: bytearray()}
     sides: tuple[ServerHandshake | ClientHandshake, ...] = (client, server)

@@ -71,7 +71,8 @@ class HostLaunchers:
     ) -> subprocess.Popen[bytes]:
         """Start the launcher of a host.
 
-        key     the secret's file below the test's directory, made at first use; "": none
+        Args:
+            key: The secret's file below the test's directory, made at first use; "": none.
         """
         path = self.launcher.directory / key
         if key and not path.exists():

@@ -41,10 +41,11 @@ WITHOUT_MPIS_PORT = {"OMPI_MCA_btl": "self,sm"}
 class Launch(NamedTuple):
     """How a launcher starts two ranks, and where the attacker is.
 
-    start       starts them; of the launchers of several hosts those that are named
-    host        address of rank 0's host
-    inside      command that starts the attacker on that host
-    port        MASTER_PORT; None: the ranks know it, as he does, or there is none
+    Attributes:
+        start: Starts them; of the launchers of several hosts those that are named.
+        host: Address of rank 0's host.
+        inside: Command that starts the attacker on that host.
+        port: MASTER_PORT; None: the ranks know it, as he does, or there is none.
     """
 
     start: Callable[..., None]

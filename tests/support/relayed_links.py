@@ -16,7 +16,8 @@ from cydist import _native
 class RelayedLinks:
     """Ranks 0 and 1, whose connection is cut in two. A subclass says what it carries.
 
-    ciphers     one for each rank; None: the connection is not encrypted
+    Args:
+        ciphers: One for each rank; None: the connection is not encrypted.
     """
 
     def __init__(self, ciphers: Sequence[_native.CipherHandle | None] = (None, None)) -> None:

@@ -50,8 +50,9 @@ def why_no_slurm() -> str:
 class Cluster:
     """A controller on host 0, and a daemon on each host, that share this machine's files.
 
-    home        the home of the user on both hosts
-    environ     what programs of Slurm need, and ranks
+    Attributes:
+        home: The home of the user on both hosts.
+        environ: What programs of Slurm need, and ranks.
     """
 
     def __init__(self, network: Network, hosts: list[Host], directory: Path) -> None:

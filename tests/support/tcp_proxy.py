@@ -18,11 +18,12 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close by RST
 class NetworkFaults:
     """What happens to the bytes; may be changed while they flow.
 
-    cut_at      the connection ends when so many bytes have gone to the rank behind the proxy
-    reset       by a reset and not by an orderly end
-    held        nothing moves, in either direction
-    delay       seconds that every byte takes
-    slice       bytes that travel together at most
+    Attributes:
+        cut_at: The connection ends when so many bytes have gone to the rank behind the proxy.
+        reset: By a reset and not by an orderly end.
+        held: Nothing moves, in either direction.
+        delay: Seconds that every byte takes.
+        slice: Bytes that travel together at most.
     """
 
     cut_at: int | None = None

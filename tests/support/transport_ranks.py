@@ -88,7 +88,8 @@ class Group:
 class Ranks:
     """`size` ends of one transport, and groups over them.
 
-    memory      bytes that ranks of "shm" share
+    Args:
+        memory: Bytes that ranks of "shm" share.
     """
 
     def __init__(

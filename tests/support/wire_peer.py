@@ -89,7 +89,8 @@ class FrameSealer:
 class Wire:
     """A link whose only peer is the test, and what went over it.
 
-    cipher      the link's; the peer's bytes are then for `put`
+    Args:
+        cipher: The link's; the peer's bytes are then for `put`.
     """
 
     def __init__(self, cipher: _native.CipherHandle | None = None) -> None:

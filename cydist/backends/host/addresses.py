@@ -29,7 +29,8 @@ def where_to_listen(store: Any, deadline: float | None = None) -> str:
     """Return this host's address that all ranks that reached the store can reach. The store may be
     another library's.
 
-    deadline    of the name service, on time.monotonic()
+    Args:
+        deadline: Of the name service, on time.monotonic().
 
     Raises RendezvousError if the store's host is unknown, or there is no route to it.
     """
@@ -51,8 +52,9 @@ def host_port(endpoint: SocketAddress) -> str:
 class Address(NamedTuple):
     """The address that a rank publishes.
 
-    host    the name of the host and of its boot: equal on ranks that share cores
-    lanes   for each lane, the addresses where it listens; peers try all
+    Attributes:
+        host: The name of the host and of its boot: equal on ranks that share cores.
+        lanes: For each lane, the addresses where it listens; peers try all.
     """
 
     rank: int

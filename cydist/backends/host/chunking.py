@@ -45,8 +45,9 @@ def chunks(
     other. The caller runs each as a collective. A piece is written back when the next one is
     requested.
 
-    name, op, root  of the collective, for errors
-    reads, writes   whether the call reads, and writes, the array here
+    Args:
+        name, op, root: Of the collective, for errors.
+        reads, writes: Whether the call reads, and writes, the array here.
     """
     if array.nbytes <= WHOLE_BYTES:
         each = array.size or 1
@@ -85,8 +86,9 @@ def true_on_all_ranks(
 
     This is itself a collective, made before the call's own, and consumes a sequence number.
 
-    about, root     the call that ranks must agree on, as Group.run takes it; None: any call, as
-                    when ranks ask how MPI serves the group
+    Args:
+        about, root: The call that ranks must agree on, as Group.run takes it; None: any call, as
+            when ranks ask how MPI serves the group.
     """
     bits = _native.asarray(arrays.array("B", [here]))
     with group.failures(call.name, call.seq, call.deadline, call.began):

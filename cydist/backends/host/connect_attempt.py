@@ -20,7 +20,8 @@ Key = tuple[int, int]  # peer, lane
 class ConnectAttempt:
     """The attempt to connect to one lane of one peer, until it succeeds or is given up.
 
-    since       when the link requested it: it may have taken a while to learn the address
+    Args:
+        since: When the link requested it: it may have taken a while to learn the address.
     """
 
     def __init__(

@@ -57,12 +57,13 @@ REFUSALS = 3  # rounds in which every address refuses, until the peer counts as 
 class Connections:
     """The connections of one rank, and the link that uses them.
 
-    rank, size      of this process, among those that exchange addresses
-    host            where to listen unless CYDIST_SOCKET_IFNAME names interfaces: a name or a
-                    numeric address
-    job             equal on all ranks, and different for other jobs with the same secret
-    secret          default: that of this process
-    report_of       set later: comm_id -> this rank's report on that group
+    Attributes:
+        rank, size: Of this process, among those that exchange addresses.
+        host: Where to listen unless CYDIST_SOCKET_IFNAME names interfaces: a name or a numeric
+            address.
+        job: Equal on all ranks, and different for other jobs with the same secret.
+        secret: default: that of this process.
+        report_of: Set later: comm_id -> this rank's report on that group.
 
     Raises DistNetworkError when it cannot listen there.
     """

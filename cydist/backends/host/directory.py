@@ -41,10 +41,11 @@ _SIZES = struct.Struct("<II")  # bytes of the two partitions, which the addresse
 class Peers(NamedTuple):
     """A rank's knowledge of the ranks with which it shares a link.
 
-    hosts       for each rank the lowest rank on its host
-    domains     for each rank the lowest rank with which it may share memory: itself if there is
-                none
-    known       the addresses that this rank has, by rank
+    Attributes:
+        hosts: For each rank the lowest rank on its host.
+        domains: For each rank the lowest rank with which it may share memory: itself if there is
+            none.
+        known: The addresses that this rank has, by rank.
     """
 
     hosts: Sequence[int]
@@ -130,10 +131,11 @@ def exchange(
 ) -> Peers | None:
     """Give this rank's address and domain to the others; return what it has to know of them.
 
-    store       a part of the store for this alone
-    rank        this process's rank in the group; `ranks` are the members' global ranks
-    address     b"": it has none
-    domain      equal on ranks that may share memory; b"": this rank will not
+    Args:
+        store: A part of the store for this alone.
+        rank: This process's rank in the group; `ranks` are the members' global ranks.
+        address: b"": it has none.
+        domain: Equal on ranks that may share memory; b"": this rank will not.
 
     Returns None on all ranks if one has no address. Raises RendezvousError on all ranks if
     addresses do not fit together, or if what this rank was told makes no sense, and as
@@ -186,7 +188,8 @@ def _learnt(
 ) -> Peers:
     """Return what this rank has to know, by what all were `told` and by some addresses more.
 
-    all_addresses   where they are known already
+    Args:
+        all_addresses: Where they are known already.
     """
     size = len(ranks)
     peers = _told(told, size)
@@ -208,7 +211,8 @@ def _learnt(
 def name_of_links(store: MembershipStore, rank: int) -> str:
     """Return the name that all connections of this group's links have, and no others.
 
-    rank    this process's rank in the group, of which rank 0 chooses the name
+    Args:
+        rank: This process's rank in the group, of which rank 0 chooses the name.
     """
     if rank == 0:
         store.set("job", os.urandom(16).hex())
@@ -269,7 +273,8 @@ def lookup(
     """Return the address of a peer, from the first directory that answers. After one that does
     not, others on its host come last: the host may have vanished.
 
-    ask     sends a claim to the rank at an address, and returns its answer
+    Args:
+        ask: Sends a claim to the rank at an address, and returns its answer.
 
     Raises DistNetworkError, which names the directories, if none gives it.
     """

@@ -36,8 +36,9 @@ opened: WeakSet[Endpoint] = WeakSet()  # of this process and, before a fork, of 
 class Endpoint:
     """This process's end of a link, shared by groups and closed by the last of them.
 
-    connections     makes the link's connections; None: ranks are threads
-    query             queries what a peer does in the group with an id; None: peers are not queried
+    Attributes:
+        connections: Makes the link's connections; None: ranks are threads.
+        query: Queries what a peer does in the group with an id; None: peers are not queried.
     """
 
     def __init__(

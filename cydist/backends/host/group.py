@@ -390,7 +390,8 @@ class HostGroup(ProcessGroup):
     ) -> None:  # fmt: skip
         """Run a call on one array that has the same size on every rank.
 
-        reads, writes   whether the call reads, and writes, the array here
+        Args:
+            reads, writes: Whether the call reads, and writes, the array here.
         """
         parts: Iterable[Array] = (array,)
         if not array.contiguous or array.nbytes > WHOLE_BYTES:
@@ -443,10 +444,11 @@ class HostGroup(ProcessGroup):
     ) -> None:
         """Run one collective of a call.
 
-        nbytes      of the whole array, or of all blocks together, if every rank knows it; else 0
-        even        whether all ranks know that all blocks have the same size
-        flags       Fingerprint.flags besides EVEN
-        algorithm   "": the table chooses
+        Args:
+            nbytes: Of the whole array, or of all blocks together, if every rank knows it; else 0.
+            even: Whether all ranks know that all blocks have the same size.
+            flags: Fingerprint.flags besides EVEN.
+            algorithm: "": the table chooses.
         """
         code: int = 0
         factor: complex | None = None

@@ -19,9 +19,10 @@ SLICE = 0.01  # seconds that a wait for one member may delay another's message
 class Consensus:
     """One member's knowledge: pure bookkeeping, without a link or a clock.
 
-    rank, size      this member's rank, and the group's size
-    gone            the excluded members known so far: bit r for rank r; it only grows
-    decided         `gone` is final
+    Attributes:
+        rank, size: This member's rank, and the group's size.
+        gone: The excluded members known so far: bit r for rank r; it only grows.
+        decided: `gone` is final.
 
     A member sends `gone` to all members whenever it grows. It decides when all remaining members
     have sent exactly its own set. It then sends its decision and no further set. A member that
@@ -100,9 +101,10 @@ class Consensus:
 class Membership:
     """One member's part in a Consensus, over the link of its group.
 
-    peers, rank     each member's number on the link, and this member's index among them
-    comm_id         separates these messages from all others on the link; the same on all members
-    name, ranks     of the group, and each member's global rank: for errors
+    Args:
+        peers, rank: Each member's number on the link, and this member's index among them.
+        comm_id: Separates these messages from all others on the link; the same on all members.
+        name, ranks: Of the group, and each member's global rank: for errors.
 
     It survives a failed attempt, so that the next one continues from there. It is closed with the
     group.
@@ -137,8 +139,9 @@ class Membership:
     def agree(self, excluded: Iterable[int], deadline: float) -> list[int]:
         """Return the group ranks of the remaining members, the same on all of them.
 
-        excluded    group ranks to exclude, besides all lost ones
-        deadline    on time.monotonic()
+        Args:
+            excluded: Group ranks to exclude, besides all lost ones.
+            deadline: On time.monotonic().
 
         Raises DistTimeoutError, which names the ranks that neither answered nor died, and
         DistBackendError when the others have excluded this member.

@@ -41,8 +41,9 @@ BELOW_USERS = (PACKAGE + "testing", PACKAGE + "launch", threading.__file__)
 class PeerReport(NamedTuple):
     """A rank's answer to a query.
 
-    state       "in all_reduce #12"; or why nothing is known
-    stacks      of its Python threads, for messages; may be empty
+    Attributes:
+        state: "in all_reduce #12"; or why nothing is known.
+        stacks: Of its Python threads, for messages; may be empty.
     """
 
     state: str
@@ -72,7 +73,8 @@ def is_late(report: PeerReport, here: str) -> bool:
 def describe_report(who: str, report: PeerReport, heard: Traffic | None = None) -> str:
     """Return a report as lines of an error's message.
 
-    heard   the traffic with that rank; None: not known
+    Args:
+        heard: The traffic with that rank; None: not known.
     """
     if report is SILENT and heard is not None and heard.is_heard:
         report = BUSY
@@ -139,7 +141,8 @@ def query(
 def answer(peer: PendingPeer, rank: int, of: Callable[[int], PeerReport] | None) -> None:
     """Complete the handshake with a member, send it the requested report, and hang up.
 
-    of      comm_id -> this rank's report on that group
+    Args:
+        of: Comm_id -> this rank's report on that group.
     """
     # The answering thread must go on connecting after any error.
     with peer.sock, contextlib.suppress(Exception):
@@ -151,8 +154,9 @@ def answer(peer: PendingPeer, rank: int, of: Callable[[int], PeerReport] | None)
 def stacks(first: Sequence[int], others: bool) -> str:
     """Return the stacks of this process's Python threads, without cydist's own threads.
 
-    first   identifiers of the first threads; the main thread follows
-    others  whether to add all other threads
+    Args:
+        first: Identifiers of the first threads; the main thread follows.
+        others: Whether to add all other threads.
     """
     frames = _frames()
     names = {thread.ident: thread.name for thread in threading.enumerate()}

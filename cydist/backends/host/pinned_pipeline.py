@@ -33,10 +33,11 @@ SLEEP_SECONDS = 5e-5
 class Chunk(NamedTuple):
     """The data that one slot carries at a time.
 
-    nbytes      bytes of the slot that it uses
-    outs        device memory to copy into the slot, each with its offset in the slot
-    ins         device memory to copy to from the slot at the end, each with its offset
-    exchange    runs the network's part on the slot's bytes
+    Attributes:
+        nbytes: Bytes of the slot that it uses.
+        outs: Device memory to copy into the slot, each with its offset in the slot.
+        ins: Device memory to copy to from the slot at the end, each with its offset.
+        exchange: Runs the network's part on the slot's bytes.
     """
 
     nbytes: int
@@ -49,8 +50,9 @@ class Chunk(NamedTuple):
 class StagedCall:
     """The call that a pipeline serves, for deadlines and errors.
 
-    deadline    on time.monotonic()
-    part        the message that it waits for
+    Attributes:
+        deadline: On time.monotonic().
+        part: The message that it waits for.
     """
 
     group: ProcessGroup
@@ -88,9 +90,10 @@ class PinnedSlot:
 class PinnedPipeline:
     """Slots and two streams of one device, for one call at a time.
 
-    library     copies between host and device
-    device      its number
-    slots       number of slots; each grows as needed, to at most `slot_bytes`
+    Args:
+        library: Copies between host and device.
+        device: Its number.
+        slots: Number of slots; each grows as needed, to at most `slot_bytes`.
     """
 
     def __init__(self, library: ArrayLibrary, device: int, slots: int, slot_bytes: int) -> None:

@@ -36,7 +36,8 @@ def offer(messages: str) -> bytes:
     """Return this rank's memory domain, which ranks compare before `share_memory`; b"": it shares
     nothing.
 
-    messages    transport of its link: "tcp" or "mpi"
+    Args:
+        messages: Transport of its link: "tcp" or "mpi".
 
     Raises ValueError as `transport_of`.
     """
@@ -52,9 +53,10 @@ def share_memory(
 ) -> Link:
     """Return `link` itself, or a link with windows for groups whose members all share memory.
 
-    domains     for each rank of the link the lowest rank that offered the same domain, or itself
-    ranks       their global ranks
-    messages    transport of the link: "tcp" or "mpi"
+    Args:
+        domains: For each rank of the link the lowest rank that offered the same domain, or itself.
+        ranks: Their global ranks.
+        messages: Transport of the link: "tcp" or "mpi".
 
     Raises RendezvousError if CYDIST_TRANSPORT is "shm" and some rank cannot share, and as
     MembershipStore.digest.

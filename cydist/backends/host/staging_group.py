@@ -262,7 +262,9 @@ class StagedGroup(ProcessGroup):
         """Cut the arrays into `count` rounds of at most `each` elements. In each round their pieces
         share one slot.
 
-        out, into   whether an array is copied from the device before, and to it after, the exchange
+        Args:
+            out, into: Whether an array is copied from the device before, and to it after, the
+                exchange.
         """
         cut = [split_rounds(array, each, count) for array in arrays]
         self._cut = count > 1

@@ -13,9 +13,10 @@ LEAST_SECONDS = 0.05  # for which bytes are counted
 class Traffic(NamedTuple):
     """The traffic with one rank through sockets, as this host's kernel counts it.
 
-    got, taken      bytes that have come, and bytes that the other kernel has acknowledged
-    since_got       seconds since bytes came
-    since_heard     seconds since bytes or an acknowledgement came
+    Attributes:
+        got, taken: Bytes that have come, and bytes that the other kernel has acknowledged.
+        since_got: Seconds since bytes came.
+        since_heard: Seconds since bytes or an acknowledgement came.
     """
 
     got: int

@@ -22,9 +22,10 @@ class Communicators:
 
     MPI's limit is per process, and is not reset between jobs.
 
-    made        communicators of groups in use
-    leaked      communicators of failed or shrunk groups, which are never freed
-    begun       one event per communicator that MPI is making; abandoned ones stay
+    Attributes:
+        made: Communicators of groups in use.
+        leaked: Communicators of failed or shrunk groups, which are never freed.
+        begun: One event per communicator that MPI is making; abandoned ones stay.
     """
 
     made = 0

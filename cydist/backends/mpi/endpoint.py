@@ -32,9 +32,10 @@ LOOK_SECONDS = 0.05  # between checks whether MPI has to carry anything by now
 class MpiEndpoint(Endpoint):
     """This process's end of one communicator, shared by groups and closed by the last.
 
-    messages    the link over the communicator, or the part that carries its messages
-    reports     sockets to query late ranks; None: late ranks are not queried
-    hosts       the name of each rank's host
+    Args:
+        messages: The link over the communicator, or the part that carries its messages.
+        reports: Sockets to query late ranks; None: late ranks are not queried.
+        hosts: The name of each rank's host.
     """
 
     def __init__(

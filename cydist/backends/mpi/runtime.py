@@ -147,9 +147,10 @@ def check_cuda_aware() -> None:
 class MpiThreads:
     """The threads of this process that may call MPI.
 
-    concurrent      any number at a time
-    main_only       only the thread that started MPI
-    callers         the same, as MpiLink takes it
+    Attributes:
+        concurrent: Any number at a time.
+        main_only: Only the thread that started MPI.
+        callers: The same, as MpiLink takes it.
 
     Without `concurrent`, threads' calls go on while another one waits. MPI is then called only
     under the lock of src/transports/mpi/mpi_link.pyx, so there are no layouts and no communicators.

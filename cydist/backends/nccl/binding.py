@@ -34,7 +34,8 @@ INSTALL = (
 class NcclError(Exception):
     """A call of NCCL did not return "success".
 
-    status      ncclResult_t; None: unknown to the binding
+    Args:
+        status: ncclResult_t; None: unknown to the binding.
     """
 
     def __init__(self, text: str, status: int | None = None) -> None:
@@ -49,8 +50,9 @@ class Communicator(Protocol):
     elements: of one rank's block in `all_gather` and `reduce_scatter`. The calls raise the
     binding's exceptions, which `as_nccl_error` translates.
 
-    calls       lock held during a call, since a communicator takes one at a time
-    capability  the lowest of all ranks' GPUs: 90 for 9.0
+    Attributes:
+        calls: Lock held during a call, since a communicator takes one at a time.
+        capability: The lowest of all ranks' GPUs: 90 for 9.0.
     """
 
     calls: threading.RLock

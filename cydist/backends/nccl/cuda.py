@@ -19,9 +19,10 @@ HIGHEST = -100  # CUDA clamps this to the highest existing priority
 class Gpu(Protocol):
     """The operations that the backend needs of a GPU besides `array_libraries.ArrayLibrary`.
 
-    index       its number in this process
-    library     streams, events and memory
-    functions   numpy's functions, for this GPU's arrays
+    Attributes:
+        index: Its number in this process.
+        library: Streams, events and memory.
+        functions: numpy's functions, for this GPU's arrays.
     """
 
     index: int

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class EnqueueMixin(FailureMixin):
     """The part of NcclGroup that enqueues calls on streams.
 
-    _stream     the group's own, for asynchronous calls
-    _captured   memory that CUDA graphs still use
+    Attributes:
+        _stream: The group's own, for asynchronous calls.
+        _captured: Memory that CUDA graphs still use.
     """
 
     _stream: int
@@ -110,8 +111,9 @@ class EnqueueMixin(FailureMixin):
     ) -> tuple[InFlight, bool]:
         """Enqueue a call; return its record, and whether it is captured.
 
-        current     the streams that it waits for
-        stream      the stream that it is on: the group's, or the only one of those
+        Args:
+            current: The streams that it waits for.
+            stream: The stream that it is on: the group's, or the only one of those.
         """
         current, capturing = self._captured_of(current)
         on_own = stream == self._stream

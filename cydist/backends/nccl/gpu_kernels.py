@@ -21,9 +21,10 @@ def run(
 ) -> None:
     """Enqueue one step on the current stream.
 
-    at          returns the address of a BufferRange
-    view        returns an array of a number of elements of a dtype at an address
-    functions   numpy's functions for such arrays
+    Args:
+        at: Returns the address of a BufferRange.
+        view: Returns an array of a number of elements of a dtype at an address.
+        functions: numpy's functions for such arrays.
     """
     if step.kind == "mean":
         _mean(step, at, view, functions)

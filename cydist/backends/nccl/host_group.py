@@ -23,7 +23,8 @@ SEND_SECONDS = 0.5
 class ControlGroup(HostGroup):
     """A group of backend "tcp" that answers queries about a GPU group's ranks.
 
-    speaks_for      the GPU group; None until it is made
+    Attributes:
+        speaks_for: The GPU group; None until it is made.
     """
 
     speaks_for: ProcessGroup | None = None

@@ -40,13 +40,14 @@ class Transfer(NamedTuple):
 class LocalKernel(NamedTuple):
     """A step on this rank's own memory.
 
-    copy        bytes of the one source
-    cast        elements of the one source, which are of dtype `source_dtype`
-    scale       elements of the one source, multiplied by the call's factor
-    combine     elements of all sources, in their order, by the operation `name`
-    odd         the last bit of each element, in place
-    mean        elements of the one source, divided by `ranks` and truncated; memory of the second
-                source, of 4 bytes an element, is overwritten
+    Attributes:
+        copy: Bytes of the one source.
+        cast: Elements of the one source, which are of dtype `source_dtype`.
+        scale: Elements of the one source, multiplied by the call's factor.
+        combine: Elements of all sources, in their order, by the operation `name`.
+        odd: The last bit of each element, in place.
+        mean: Elements of the one source, divided by `ranks` and truncated; memory of the second
+            source, of 4 bytes an element, is overwritten.
     """
 
     kind: str
@@ -111,7 +112,8 @@ def broadcast(nbytes: int, root: int) -> Plan:
 def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
     """Copy array 0 of all ranks to arrays 1...: the r-th is rank r's.
 
-    adjacent    whether the outputs are adjacent in memory
+    Args:
+        adjacent: Whether the outputs are adjacent in memory.
 
     Blocks of one size use NCCL's all-gather; others use a broadcast from each rank, all at once.
     """
@@ -142,9 +144,10 @@ def all_gather(rank: int, sizes: tuple[int, ...], adjacent: bool) -> Plan:
 def gather(rank: int, sizes: tuple[int, ...], nbytes: int, root: int, in_place: bool) -> Plan:
     """Copy array 0 of all ranks to arrays 1... of the root.
 
-    sizes       of the root's arrays; () elsewhere
-    nbytes      of this rank's own array
-    in_place    whether the root's own block is its array 0
+    Args:
+        sizes: Of the root's arrays; () elsewhere.
+        nbytes: Of this rank's own array.
+        in_place: Whether the root's own block is its array 0.
     """
     own = in_place and rank == root
     transfers = [] if own else [Transfer("send", BufferRange(0), None, nbytes, peer=root)]
@@ -211,7 +214,8 @@ def reduce(rank: int, p: int, count: int, root: int, how: NcclReduction) -> Plan
 def reduce_scatter(rank: int, counts: tuple[int, ...], how: NcclReduction, adjacent: bool) -> Plan:
     """Reduce array 1 + r of all ranks into array 0 of rank r.
 
-    adjacent    whether the inputs are adjacent in memory
+    Args:
+        adjacent: Whether the inputs are adjacent in memory.
 
     Blocks of one size use NCCL's reduce-scatter; others use a reduction to each rank, all at once.
     """

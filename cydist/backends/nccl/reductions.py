@@ -63,13 +63,14 @@ ONES = {
 class NcclReduction(NamedTuple):
     """The implementation of one operation on one dtype.
 
-    op          NCCL's operation; None: gathered, and combined by cydist's of that name
-    dtype       of the elements that NCCL reduces, or that are combined
-    width       number of those per element of the user's
-    wide        the 16-bit dtype that is first widened to `dtype` and finally narrowed
-    mean        whether the narrowed sum is then divided by the number of ranks
-    odd         whether each element of the result is its last bit
-    scale       the user's dtype, if the elements are first multiplied by the factor
+    Attributes:
+        op: NCCL's operation; None: gathered, and combined by cydist's of that name.
+        dtype: Of the elements that NCCL reduces, or that are combined.
+        width: Number of those per element of the user's.
+        wide: The 16-bit dtype that is first widened to `dtype` and finally narrowed.
+        mean: Whether the narrowed sum is then divided by the number of ranks.
+        odd: Whether each element of the result is its last bit.
+        scale: The user's dtype, if the elements are first multiplied by the factor.
     """
 
     name: str
@@ -124,7 +125,8 @@ def at_once(kind: RedOpType, dtype: str, single_rank: bool) -> tuple[int, int, i
     its elements per element of the user's, and the operation's name. Return None for others, and
     for 8-bit floats of several ranks, which not every GPU reduces.
 
-    single_rank       whether the group has one rank
+    Args:
+        single_rank: Whether the group has one rank.
     """
     if not supports(int(kind), DTYPES[dtype]) or (dtype in FLOAT8 and not single_rank):
         return None

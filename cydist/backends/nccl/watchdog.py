@@ -32,13 +32,14 @@ class StreamCall(Call):
 class InFlight:
     """One call, from its start until the stream has passed it.
 
-    stream      its stream
-    event       after it on its stream; None: the calling thread is still in the call
-    keep        objects that must stay alive until then
-    over        it has succeeded
-    captured    it is part of a CUDA graph: its event is not queried, and only streams that are
-                captured with it may wait for it
-    capture     the number of that capture, if it is known
+    Attributes:
+        stream: Its stream.
+        event: After it on its stream; None: the calling thread is still in the call.
+        keep: Objects that must stay alive until then.
+        over: It has succeeded.
+        captured: It is part of a CUDA graph: its event is not queried, and only streams that are
+            captured with it may wait for it.
+        capture: The number of that capture, if it is known.
     """
 
     __slots__ = ("call", "capture", "captured", "event", "keep", "over", "reusable", "stream")
@@ -88,7 +89,8 @@ class WatchedGroup(Protocol):
 class GroupWatch:
     """The calls of one group that are under way.
 
-    comparison  None in a group of one rank
+    Attributes:
+        comparison: None in a group of one rank.
     """
 
     def __init__(

@@ -31,10 +31,11 @@ class StreamWork(Work):
     `wait` makes the caller's current stream wait and returns at once. With a timeout it blocks
     until the call is over, as `synchronize` does.
 
-    streams     the streams that were current when it was enqueued
-    library     of its arrays; `wait` makes that library's current stream wait; None: every
-                library's
-    blocking    whether `wait` must block until the GPU has passed the call (a barrier)
+    Args:
+        streams: The streams that were current when it was enqueued.
+        library: Of its arrays; `wait` makes that library's current stream wait; None: every
+            library's.
+        blocking: Whether `wait` must block until the GPU has passed the call (a barrier).
     """
 
     def __init__(

@@ -92,7 +92,8 @@ _kept: list[Any] = []
 class TorchGroup(ProcessGroup):
     """A group over a torch group that no other code uses.
 
-    torch_store       the store that torch's group was made with, and still uses
+    Attributes:
+        torch_store: The store that torch's group was made with, and still uses.
     """
 
     torch_store: object

@@ -69,8 +69,9 @@ def content_tag(number: int) -> int:
 class PostedMessage(Protocol):
     """A message that was passed to torch.
 
-    peer    group rank; None: any rank
-    over    it was sent, or has arrived
+    Attributes:
+        peer: Group rank; None: any rank.
+        over: It was sent, or has arrived.
     """
 
     name: str
@@ -85,7 +86,8 @@ class PostedMessage(Protocol):
 class SentMessage:
     """A message to group rank `peer`.
 
-    number  unique among this rank's messages in the group
+    Args:
+        number: Unique among this rank's messages in the group.
     """
 
     name = "send"

@@ -32,8 +32,9 @@ def register() -> None:
 def create(options: Any, pg_options: object = None) -> Group:
     """Make a group at torch's request.
 
-    options     torch's DistributedBackendOptions: store, group_rank, group_size, timeout,
-                group_id, global_ranks_in_group (empty for the default group)
+    Args:
+        options: torch's DistributedBackendOptions: store, group_rank, group_size, timeout,
+            group_id, global_ranks_in_group (empty for the default group).
 
     Raises RendezvousError, AuthenticationError and PeerFailedError as cydist.init_process_group.
     """

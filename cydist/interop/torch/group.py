@@ -37,8 +37,9 @@ class Group(dist.ProcessGroup):
     Methods without a docstring do what torch's methods of that name do; docs/torch.md lists their
     arguments.
 
-    store   torch's
-    world   the owner of the connections; None for a group that shares its parent's
+    Args:
+        store: torch's.
+        world: The owner of the connections; None for a group that shares its parent's.
     """
 
     supports_splitting = False
@@ -451,8 +452,9 @@ def by_dtype(
 ) -> dist.Work:
     """Start one call per dtype on lists whose entries i belong together.
 
-    start       takes the lists with the entries of one dtype
-    tensors     the tensors that the calls write
+    Args:
+        start: Takes the lists with the entries of one dtype.
+        tensors: The tensors that the calls write.
     """
     columns = list(zip(*lists, strict=True))
     dtypes = dict.fromkeys(column[0].dtype for column in columns)

@@ -43,7 +43,8 @@ def timeout_of(options: Any) -> timedelta | None:
 def options_of(kind: Any, options: Any, timeout: timedelta | None, op: Any = None) -> Any:
     """Return options of `kind`: those passed, or new ones made of single fields.
 
-    options     an object of `kind`, a reduction in its place, or None
+    Args:
+        options: An object of `kind`, a reduction in its place, or None.
     """
     if isinstance(options, kind):
         return options

@@ -172,8 +172,9 @@ hubs_lock = threading.Lock()
 def hub(str key not None, int size, *, int slots=4, size_t slot_bytes=65536):
     """Return the hub called `key`, made by the first rank that asks.
 
-    slots, slot_bytes   shape of the windows; slots is a power of two, slot_bytes a
-                        multiple of 64
+    Args:
+        slots, slot_bytes: Shape of the windows; slots is a power of two, slot_bytes a multiple of
+            64.
 
     Raises ValueError if another rank asked for another shape.
     """

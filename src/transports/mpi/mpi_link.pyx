@@ -70,14 +70,14 @@ cdef bint all_linger(const Mpi *mpi) noexcept nogil:
 cdef class MpiLink(MessageLink):
     """One rank's end of a communicator that only this link uses.
 
-    rank, size      this process among its members
-    comm, byte      MPI's handles of the communicator, and of the datatype BYTE
-    any_source      MPI's constant
-    here            ranks on this host: they share its cores
-    largest_tag     the communicator's attribute TAG_UB
-    callers         which threads may call MPI: 0 any, 1 all but those that run_in_background, 2 the
-                    one that makes this. The others' messages progress while one of these is in a
-                    call.
+    Attributes:
+        rank, size: This process among its members.
+        comm, byte: MPI's handles of the communicator, and of the datatype BYTE.
+        any_source: MPI's constant.
+        here: Ranks on this host: they share its cores.
+        largest_tag: The communicator's attribute TAG_UB.
+        callers: Which threads may call MPI: 0 any, 1 all but those that run_in_background, 2 the
+            one that makes this. The others' messages progress while one of these is in a call.
     """
 
     cdef Mpi *mpi

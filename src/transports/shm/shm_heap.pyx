@@ -47,7 +47,8 @@ CGROUPS = {
 def cgroup_left(str root="/") -> int:
     """Return the bytes that this process's cgroups may still take, the smallest on the way up.
 
-    root        the tree in which to look, for tests
+    Args:
+        root: The tree in which to look, for tests.
     """
     left = 1 << 62
     try:
@@ -87,9 +88,10 @@ def one_left(str directory, str limit, str used, bytes files):
 cdef class Heap:
     """One rank's part of shared memory, in whole pages.
 
-    memory          keeps the mapping and the descriptor
-    fd, address     of the memory, and where its part begins here
-    start, nbytes   the part's place in the memory
+    Attributes:
+        memory: Keeps the mapping and the descriptor.
+        fd, address: Of the memory, and where its part begins here.
+        start, nbytes: The part's place in the memory.
     """
 
     cdef object memory, lock, returned

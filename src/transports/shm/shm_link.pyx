@@ -93,10 +93,11 @@ cdef bint all_local(const LocalPeers *n, const Comm *t) noexcept nogil:
 cdef class ShmLink(Link):
     """A link whose groups have windows where all members share memory.
 
-    messages    the link that carries messages, through rings in the same memory
-    memory      shared with the ranks in `sharers`, in this order on all of them
-    sharers     the process of each
-    heap        allocates arrays from this rank's part of it
+    Attributes:
+        messages: The link that carries messages, through rings in the same memory.
+        memory: Shared with the ranks in `sharers`, in this order on all of them.
+        sharers: The process of each.
+        heap: Allocates arrays from this rank's part of it.
     """
 
     cdef readonly Link messages

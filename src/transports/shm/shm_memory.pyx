@@ -93,9 +93,10 @@ cdef bint give_back(SegmentHead *head, uint64_t offset, uint64_t nbytes) noexcep
 cdef class SharedMemory:
     """One host's memory of a job, as one rank maps it.
 
-    ranks       how many may join
-    nbytes      limit for groups; untouched pages cost nothing
-    part        limit for each rank's arrays
+    Attributes:
+        ranks: How many may join.
+        nbytes: Limit for groups; untouched pages cost nothing.
+        part: Limit for each rank's arrays.
     """
 
     token_bytes = TOKEN_BYTES

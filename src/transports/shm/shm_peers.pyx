@@ -41,9 +41,10 @@ cdef enum:
 cdef class LocalPeersHandle:
     """The ranks of a link that share memory, and how each of them is reached.
 
-    rank, size      of the link
-    sharers         the process of each of them, by rank, in the order of their places in the
-                    memory; this rank is among them
+    Attributes:
+        rank, size: Of the link.
+        sharers: The process of each of them, by rank, in the order of their places in the memory;
+            this rank is among them.
 
     Raises OSError when there are no descriptors for their processes.
     """

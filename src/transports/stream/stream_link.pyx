@@ -195,7 +195,8 @@ cdef void close_net(Net *net) noexcept nogil:
 cdef class MessageLink(Link):
     """One rank's end of the connections of a world; all groups of the process share it.
 
-    rank, size      this process among the world's
+    Attributes:
+        rank, size: This process among the world's.
     """
 
     def __cinit__(self, int rank, int size, *rest, **more):
@@ -388,8 +389,9 @@ cdef class MessageLink(Link):
 cdef class TcpLink(MessageLink):
     """A link that reaches ranks through sockets.
 
-    lanes           connections per peer that calls use in turn, at most 64; the same on all ranks
-    held_limit      bytes of short messages that one peer may send ahead of their receives
+    Attributes:
+        lanes: Connections per peer that calls use in turn, at most 64; the same on all ranks.
+        held_limit: Bytes of short messages that one peer may send ahead of their receives.
 
     It opens no connection itself. `wanted_fd` becomes readable when `wanted` is not empty,
     and `adopt` or `refuse` answers. See cydist/backends/host/connections.py.
@@ -439,8 +441,10 @@ cdef class TcpLink(MessageLink):
               CipherHandle cipher=None):
         """Take over a connected, authenticated, non-blocking socket, and the keys of its frames.
 
-        sending, receiving  32 bytes each, this side's and the peer's; the peer has them swapped
-        cipher              of the connection; None: the bytes are not encrypted
+        Args:
+            sending, receiving: 32 bytes each, this side's and the peer's; the peer has them
+                swapped.
+            cipher: Of the connection; None: the bytes are not encrypted.
 
         Returns whether the link took it; otherwise the caller closes it: there is a
         connection for this peer and lane already, the peer is lost, or the link is closed.
@@ -476,8 +480,9 @@ cdef class TcpLink(MessageLink):
     def know_hosts(self, hosts, double seconds):
         """Learn the hosts of all ranks, and how long they may be silent.
 
-        hosts       for each rank a number, equal on ranks of one host
-        seconds     inf: for ever
+        Args:
+            hosts: For each rank a number, equal on ranks of one host.
+            seconds: inf: for ever.
         """
         cdef int *numbers = <int *>calloc(self.size, sizeof(int))
         cdef int *before

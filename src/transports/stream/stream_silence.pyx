@@ -156,7 +156,8 @@ cdef void reset_on_close(int fd) noexcept nogil:
 cdef class SilenceWatch:
     """Tells whether the host at the other end of a TCP socket has fallen silent.
 
-    seconds     of silence after which it counts as gone; inf: never
+    Attributes:
+        seconds: Of silence after which it counts as gone; inf: never.
     """
 
     cdef Patience patience

@@ -14,7 +14,8 @@ from cydist.devices import array_libraries, cuda_driver
 class Library:
     """Functions of the driver, for a thread in the mode "global".
 
-    captures    by stream: its state and the number of its capture
+    Attributes:
+        captures: By stream: its state and the number of its capture.
     """
 
     def __init__(self) -> None:
