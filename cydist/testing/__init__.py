@@ -159,9 +159,13 @@ class ThreadJob:
         errors: dict[int, BaseException] = {}
         deadline = time.monotonic() + duration(timeout)
         while len(results) + len(errors) < self.size:
+            left = deadline - time.monotonic()
             try:
-                rank, result, error = ended.get(timeout=max(0, deadline - time.monotonic()))
+                # Python handles a signal that comes just before a wait at the wait's end.
+                rank, result, error = ended.get(timeout=max(0, min(left, 1)))
             except Empty:
+                if left > 0:
+                    continue
                 if not errors:
                     _print_stacks()
                     missing = set(range(self.size)) - results.keys()

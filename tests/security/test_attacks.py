@@ -200,7 +200,7 @@ def test_where_nothing_is_authenticated_he_changes_an_object(way: str) -> None:
 
     def check(attacker: Attacker, job: Job) -> None:
         ends = job.ended()
-        assert "plain: peer down" in attacker.events(), (attacker.events(), ends, job.said)
+        assert "plain: peer down" in attacker.events(), str((attacker.events(), ends, job.said))
         assert ends[1]["end"] == "wrong", ends
         assert TEXT[1:] in ends[1]["text"]
 

@@ -170,7 +170,7 @@ def check_that_he_changes_an_object(launch: Launch) -> None:
     with attacked(launch, **SETTINGS["insecure"], **STAYS, WAIT="40") as (attacker, job):
         take_the_port(launch, attacker, job, LEADING | {"public": True})
         ends = job.ended()
-        assert "plain: peer down" in attacker.events(), (attacker.events(), ends, job.said)
+        assert "plain: peer down" in attacker.events(), str((attacker.events(), ends, job.said))
         assert "wrong" in {end["end"] for end in ends}, (ends, job.said)
         assert CHANGED["text"][1:] in "".join(end["text"] for end in ends)
 
