@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         node: The host where it began.
-        rank: That failed first; None: it was no rank.
+        rank: The one that failed first; None: it was no rank.
         code: Exit code of every launcher.
         text: What the launchers of other hosts print, in whole lines.
         restart: Whether all hosts start their ranks again.
@@ -83,6 +83,7 @@ class _Connection:
     def __init__(self, sock: socket.socket, handshake: ClientHandshake | ServerHandshake) -> None:
         self.sock = sock
         self.node: int | None = None  # of the other launcher, once it has said so
+        self.address = handshake.there.rpartition(":")[0]
         self._records = Records(handshake, _MOST_BYTES)
         self._received = bytearray()
         self._missing = 0  # bytes after the head of the record that arrives; 0: no whole head yet
@@ -209,8 +210,9 @@ class HostZero(Launchers):
         self._well: set[int] = set()  # hosts whose ranks have all ended well
         self._over: set[int] = set()  # hosts whose ranks have all ended
         self._refused: list[str] = []  # launchers that cannot take part
-        self._refused_until: float | None = None  # how long to wait after one that knew the secret
-        self._strangers = 0  # refused without it, of which was said
+        # How long to wait for another one in place of one that knew the secret, by its address.
+        self._refused_until: dict[str, float] = {}
+        self._unauthenticated = 0  # refused without the secret
         self._act_at: float | None = None  # of a verdict, or of a restart
         try:
             listeners = bind(options.master_addr, options.master_port)
@@ -227,8 +229,8 @@ class HostZero(Launchers):
 
     @property
     def deadline(self) -> float | None:
-        refused = None if self.started >= 0 else self._refused_until
-        times = (super().deadline, self._act_at, refused, self._acceptor.next_deadline)
+        refused = self._refused_until.values() if self.started < 0 else ()
+        times = (super().deadline, self._act_at, *refused, self._acceptor.next_deadline)
         return min((each for each in times if each is not None), default=None)
 
     def serve(self) -> None:
@@ -287,24 +289,25 @@ class HostZero(Launchers):
             if connection.node is not None:
                 self._lost(connection.node, error)
 
-    def _on_refusal(self, why: str, knows: bool) -> None:
+    def _on_refusal(self, address: str, why: str, knows: bool) -> None:
         """Print why the handshake refused a launcher. Only one that knows the secret can end the
         start, since any client can connect."""
         if knows:
-            self._refused_until = time.monotonic() + REFUSED_SECONDS
+            self._refused_until[address] = time.monotonic() + REFUSED_SECONDS
         else:
-            self._strangers += 1
-        if knows or self._strangers <= MOST_REFUSALS:
+            self._unauthenticated += 1
+        if knows or self._unauthenticated <= MOST_REFUSALS:
             self._say(f"cydistrun: {why}\n")
 
     def _welcome(self, connection: _Connection, hello: Message) -> None:
         node, name = int(hello["node"]), str(hello["name"])
         if wrong := self._unfit(node, name, hello):
             self._refused.append(wrong)
-            self._refused_until = time.monotonic() + REFUSED_SECONDS
+            self._refused_until[connection.address] = time.monotonic() + REFUSED_SECONDS
             self._say(f"cydistrun: {wrong}\n")
             connection.send({"kind": "refuse", "text": wrong})
             return
+        self._refused_until.pop(connection.address, None)
         connection.node = node
         self._names[node], self._sizes[node] = name, int(hello["size"])
 
@@ -362,7 +365,7 @@ class HostZero(Launchers):
             self._start()
         elif now >= self._until:
             self._give_up(f"timeout: {self._missing()}")
-        elif self._refused_until is not None and now >= self._refused_until:
+        elif any(now >= until for until in self._refused_until.values()):
             self._give_up(
                 f"{self._missing()}. A launcher that was refused has ended, and none has come in "
                 f"its place for {REFUSED_SECONDS:g} s: start all again"

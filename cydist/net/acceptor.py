@@ -118,8 +118,8 @@ class Acceptor:
         secret, channel, job: The secret that a peer must prove to know, and the service that it
             must request.
         also: Further channels that it may request.
-        on_refusal: Called with the reason for which a peer was refused, and whether it knows the
-            secret; unauthenticated clients cause the other ones.
+        on_refusal: Called when a peer is refused, with its address, the reason, and whether it
+            knows the secret. Any client can cause the call for one that does not know it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Acceptor:
         channel: bytes,
         job: str,
         also: Collection[bytes] = (),
-        on_refusal: Callable[[str, bool], object] = lambda why, knows: None,
+        on_refusal: Callable[[str, str, bool], object] = lambda address, why, knows: None,
     ) -> None:
         self._selector = selector
         self._secret = secret
@@ -270,15 +270,15 @@ class Acceptor:
                 return False
         except (OSError, DistError) as error:
             if isinstance(error, AuthenticationError):
-                self._keep_refusal(peer.handshake.there, str(error))
-                self._on_refusal(str(error), peer.handshake.knows)
+                address = peer.handshake.there.rpartition(":")[0]
+                self._keep_refusal(address, str(error))
+                self._on_refusal(address, str(error), peer.handshake.knows)
             self._dismiss(peer)
             return False
         self._forget(peer)
         return True
 
-    def _keep_refusal(self, there: str, why: str) -> None:
-        address = there.rpartition(":")[0]
+    def _keep_refusal(self, address: str, why: str) -> None:
         self.refusals.pop(address, None)
         if len(self.refusals) == MOST_REFUSALS:
             del self.refusals[next(iter(self.refusals))]

@@ -458,6 +458,22 @@ def test_a_refused_launcher_ends_the_start(
     assert words in str(ended.value)
 
 
+def test_a_launcher_in_place_of_a_refused_one_lets_the_start_go_on(
+    launcher: Launcher, impatient: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host 0 waits for a third host then, as if none had been refused."""
+    monkeypatch.setattr(hosts, "REFUSED_SECONDS", 60.0)
+    impatient.zero._all.add(2)
+    script = launcher.script("pass")
+    impatient.refuse(script, "--keep-going")
+    right = impatient.others(1, script)
+    while 1 not in impatient.zero._names:
+        impatient.serve()
+    impatient.zero._meet(time.monotonic() + 2 * hosts.REFUSED_SECONDS)
+    assert impatient.zero.started < 0
+    right.kill()
+
+
 def test_an_unauthenticated_launcher_ends_no_start(launcher: Launcher, impatient: Start) -> None:
     """One with another secret is told of at once, whatever its settings are, and the right one can
     still come."""
