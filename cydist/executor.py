@@ -82,8 +82,8 @@ THREADS = Threads()
 class TaskWork(EventWork):
     """A call that runs on a borrowed thread.
 
-    Attributes:
-        attend: Waits for the call, if it progresses only while a thread waits; else None.
+    Args:
+        poll_hook: Waits for the call, if it progresses only while a thread waits; else None.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Serial:
     under a lock, whose `with` comes first, and makes its calls last.
 
     Attributes:
-        attend: Waits for calls in the background; None: they progress without a waiting thread.
+        poll_hook: Waits for calls in the background; None: they progress without a waiting thread.
     """
 
     def __init__(self) -> None:

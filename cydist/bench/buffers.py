@@ -46,10 +46,12 @@ Empty = Callable[[int, np.dtype[Any]], np.ndarray[Any, Any]]
 class Buffers:
     """A rank's arrays for one op.
 
+    Args:
+        empty: Makes them; takes numpy.empty's arguments.
+
     Attributes:
         send: Its contribution; for in-place ops the same memory as `recv`.
         recv: Its result.
-        empty: Makes them; takes numpy.empty's arguments.
     """
 
     def __init__(

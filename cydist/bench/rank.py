@@ -58,10 +58,11 @@ def start(
 ) -> Library:
     """Start a library on this rank.
 
-    library     "cydist", "torch", "mpi", "mpi-polled" or "raw"
-    options     of torch: `backend`; of cydist: `backend`, `arrays`, and settings, named without
-    CYDIST_
-    place       see `main`
+    Args:
+        library: "cydist", "torch", "mpi", "mpi-polled" or "raw".
+        options: Of torch: `backend`; of cydist: `backend`, `arrays`, and settings, named without
+            CYDIST_.
+        place: As `main` takes it.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if library == "torch":

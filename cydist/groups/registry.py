@@ -28,8 +28,10 @@ class BackendOptions(NamedTuple):
 
     Attributes:
         store: The group's own part of the store, in which members can meet.
-        rank, size: Of this process in the group; `ranks` are the members' global ranks.
+        group_rank, group_size: This process's rank in the group, and how many ranks it has.
         timeout: Default time limit of a call, in seconds.
+        group_id: The group's name.
+        global_ranks_in_group: The members' global ranks, by group rank; empty: all ranks.
     """
 
     store: MembershipStore

@@ -52,7 +52,7 @@ class ListedHost(NamedTuple):
 class LaunchOptions(NamedTuple):
     """The program, its place and its output options, checked and resolved.
 
-    Set for a job that --hosts starts:
+    A job that --hosts starts has these too.
 
     Attributes:
         hosts: Where to start launchers; empty on these hosts.
@@ -350,8 +350,8 @@ def listed_hosts(text: str, size: str) -> tuple[ListedHost, ...]:
         if not colon or tail.endswith("]"):
             name, tail = part.strip(), size
         bare = name.rpartition("@")[2]
-        # ssh gets the name without brackets, and would take this one for an option.
         count = tail.isdigit() or tail in ("cpu", "gpu", "auto")
+        # ssh gets the name without brackets, and would take this one for an option.
         option = any(each.lstrip("[]").startswith("-") for each in (name, bare))
         if not bare or option or not tail or any(map(str.isspace, name)):
             raise ValueError(f"--hosts {text!r}: {part!r} is not HOST or HOST:N")

@@ -327,9 +327,13 @@ class ServerHandshake(_Handshake):
 
     Send `greeting`; feed `receive` with `needs` bytes; send what it returns; when `done`,
     `claim` is the client's authenticated claim.
-    also    further channels that are served; `channel` is then the one that the client requested
-    knows   after AuthenticationError: whether the client knows the job's secret all the same, and
-            is refused for its settings alone
+
+    Args:
+        also: Further channels that are served; `channel` is then the one that the client requested.
+
+    Attributes:
+        knows: After AuthenticationError: whether the client knows the job's secret all the same,
+            and is refused for its settings alone.
     """
 
     __slots__ = ("_also", "_proof", "claim", "greeting", "knows")
@@ -396,8 +400,10 @@ class ClientHandshake(_Handshake):
     """The side that opened the connection.
 
     Feed `receive` with `needs` bytes and send what it returns, until `done`.
-    claim       at most 63 bytes that the server can trust to come from a member of the job
-    endpoints   must be set before the greeting is received
+
+    Args:
+        claim: At most 63 bytes that the server can trust to come from a member of the job.
+        endpoints: Must be set before the greeting is received.
     """
 
     __slots__ = ("_refusal_head", "_transcript", "claim")

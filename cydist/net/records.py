@@ -33,11 +33,11 @@ OVERHEAD_BYTES = HEAD_BYTES + _TAG_BYTES
 class Records:
     """Seal and open the records of one authenticated connection.
 
-    Attributes:
-        there: The peer, for messages.
-        most: Bytes of a body that `open_head` accepts.
-
     Sending and receiving are independent of each other; two threads may not do the same at once.
+
+    Args:
+        handshake: Of the connection, completed.
+        most: Bytes of a body that `open_head` accepts.
     """
 
     __slots__ = ("_cipher", "_most", "_received", "_receiving", "_sending", "_sent", "_there")

@@ -201,7 +201,8 @@ def rendezvous_through(
     authenticate, and writes its address to `shared_store`, signed.
 
     Args:
-        host: Deadline -> the address at which rank 0's store listens; called on rank 0 only.
+        host: Returns, by a deadline, the address at which rank 0's store listens; called on rank 0
+            only.
         purpose: What the ranks meet for; an address that was written for something else is refused.
     """
     config.check_retired()

@@ -59,7 +59,7 @@ class _MulticastGroup:
     """This process's part in the announcements.
 
     Attributes:
-        name: random; the smallest leads.
+        name: Random; the smallest leads.
         here: Number of processes that the leader has counted, as far as known.
         refusal: Why a store that was announced did not admit this process, for messages; else "".
     """

@@ -48,20 +48,21 @@ _FIRST_LOOK, _LONGEST_PAUSE = 0.05, 1.6  # seconds between two checks of a waiti
 class MembershipStore(PrefixStore):
     """A part of a store for ranks that have to meet: a wait in it ends when one of them is lost.
 
-    prefix    stands before every key, as in a PrefixStore
-    store     the store below. If it does not notice the end of a process
-    (Store.reports_disconnects), waits last until their timeouts
-    members   global ranks of all that have to come
-    what      the purpose of the meeting, for messages
-    noun      the kind of the members' numbers, for messages
-    holder    the rank whose process serves the store; None: not one of them
-
     A rank that `join` announced is lost if its process ends without closing the store. In this part
     and its own parts it is also lost if it called `leave`. A wait for a key that exists, or
     appears, is never disturbed.
 
     After `sign`, values in a store that others can write are signed. Counters are not: only `add`
     reads them.
+
+    Args:
+        prefix: Stands before every key, as in a PrefixStore.
+        store: The store below. If it does not notice the end of a process
+            (Store.reports_disconnects), waits last until their timeouts.
+        members: Global ranks of all that have to come.
+        what: The purpose of the meeting, for messages.
+        noun: The kind of the members' numbers, for messages.
+        holder: The rank whose process serves the store; None: not one of them.
     """
 
     def __init__(
@@ -381,10 +382,11 @@ class MembershipStore(PrefixStore):
 
     def refuse(self, topic: str, error: RendezvousError | AuthenticationError) -> None:
         """Let `meet` and `digest` raise this error on all ranks that come for this topic."""
-        text = f"{','.join(map(str, error.ranks))}\n{error}".encode()
         if isinstance(error, AuthenticationError):
-            text = _FORGED + str(error).encode()
-        self.set(f"{topic}/all", text)
+            answer = _FORGED + str(error).encode()
+        else:
+            answer = f"{','.join(map(str, error.ranks))}\n{error}".encode()
+        self.set(f"{topic}/all", answer)
 
     def missing(self, topic: str, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return those of `ranks` that have not come for this topic. Some of the ranks that want to

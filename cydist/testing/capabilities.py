@@ -28,7 +28,7 @@ class Capabilities(NamedTuple):
         asynchronous: An asynchronous collective returns before all ranks have come.
         subgroups: Groups of some ranks share their parent's resources.
         shrinks: shrink_group.
-        shares: Empty_shared gives memory that its collectives need not copy.
+        shares: Its collectives need not copy the memory that empty_shared gives.
         aborts: Ends calls under way before their timeouts.
         tells: Its ranks learn of each other's errors.
     """

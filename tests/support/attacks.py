@@ -45,7 +45,7 @@ class Attacker:
     """tests/programs/attacker.py, and the folder that all users may write.
 
     Args:
-        folder: world-writable; his commands leave their marks in it.
+        folder: World-writable; his commands leave their marks in it.
     """
 
     def __init__(

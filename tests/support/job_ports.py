@@ -29,9 +29,10 @@ SocketAddress = tuple[str, int]
 class Service:
     """A port of a job.
 
-    channel, claim  what a member says who comes to it
-    pending peers          how many connections there have not proved themselves
-    use             a member that is there uses it, another comes; both see that it is right
+    Attributes:
+        channel, claim: What a member says who comes to it.
+        pending_peers: How many connections there have not proved themselves.
+        use: A member that is there uses it, another comes; both see that it is right.
     """
 
     place: SocketAddress

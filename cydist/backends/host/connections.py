@@ -57,13 +57,15 @@ REFUSALS = 3  # rounds in which every address refuses, until the peer counts as 
 class Connections:
     """The connections of one rank, and the link that uses them.
 
-    Attributes:
+    Args:
         rank, size: Of this process, among those that exchange addresses.
         host: Where to listen unless CYDIST_SOCKET_IFNAME names interfaces: a name or a numeric
             address.
         job: Equal on all ranks, and different for other jobs with the same secret.
-        secret: default: that of this process.
-        report_of: Set later: comm_id -> this rank's report on that group.
+        secret: Of the job; None: the one that this process has.
+
+    Attributes:
+        report_of: Returns this rank's report on the group with a comm_id. Set later.
 
     Raises DistNetworkError when it cannot listen there.
     """
@@ -84,7 +86,7 @@ class Connections:
         self._peers: Peers | None = None
         self._attempts: dict[Key, ConnectAttempt] = {}
         self._wanted: list[Key] = []  # requested by the link, not tried yet
-        # Requested when, where the peer's address is not known yet.
+        # Requested, and the peer's address is not known yet; and when the link requested it.
         self._without_address: dict[Key, float] = {}
         # What a thread found that asks for addresses: why it has none, or "". None: no such thread.
         self._found: dict[int, str] | None = None
@@ -416,10 +418,10 @@ class Connections:
         for peer, why in found.items():
             if why and not self.link.lane_is_live(peer, 0):
                 self.link.refuse(peer, why)
-        self._wanted += [key for key in self._without_address if not found.get(key[0], "")]
         self._without_address = {
-            key: since for key, since in self._without_address.items() if key in self._wanted
+            key: since for key, since in self._without_address.items() if not found.get(key[0])
         }
+        self._wanted += self._without_address
 
     def _try_next(self, attempt: ConnectAttempt, now: float) -> None:
         target = attempt.targets[attempt.next % len(attempt.targets)]

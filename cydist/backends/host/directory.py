@@ -286,8 +286,8 @@ def lookup(
     order = sorted(directories(size), key=lambda each: (each - rank) % size)
     failed: dict[int, Exception] = {}
     while order and time.monotonic() < deadline:
-        silent = {peers.hosts[each] for each in failed}
-        each = next((each for each in order if peers.hosts[each] not in silent), order[0])
+        tried = {peers.hosts[rank_asked] for rank_asked in failed}
+        each = next((other for other in order if peers.hosts[other] not in tried), order[0])
         order.remove(each)
         try:
             answer = ask(peers.known[each], CLAIM.pack(rank, each, peer))

@@ -36,8 +36,10 @@ opened: WeakSet[Endpoint] = WeakSet()  # of this process and, before a fork, of 
 class Endpoint:
     """This process's end of a link, shared by groups and closed by the last of them.
 
-    Attributes:
+    Args:
         connections: Makes the link's connections; None: ranks are threads.
+
+    Attributes:
         query: Queries what a peer does in the group with an id; None: peers are not queried.
     """
 

@@ -142,7 +142,7 @@ def answer(peer: PendingPeer, rank: int, of: Callable[[int], PeerReport] | None)
     """Complete the handshake with a member, send it the requested report, and hang up.
 
     Args:
-        of: Comm_id -> this rank's report on that group.
+        of: Returns this rank's report on the group with a comm_id.
     """
     # The answering thread must go on connecting after any error.
     with peer.sock, contextlib.suppress(Exception):

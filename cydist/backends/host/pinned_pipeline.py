@@ -52,7 +52,7 @@ class StagedCall:
 
     Attributes:
         deadline: On time.monotonic().
-        part: The message that it waits for.
+        message: The one that it waits for; None: it waits for none.
     """
 
     group: ProcessGroup

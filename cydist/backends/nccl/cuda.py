@@ -21,7 +21,7 @@ class Gpu(Protocol):
 
     Attributes:
         index: Its number in this process.
-        library: Streams, events and memory.
+        lib: Streams, events and memory.
         functions: numpy's functions, for this GPU's arrays.
     """
 

@@ -49,9 +49,10 @@ LEAVE_SECONDS = 2.0  # most seconds of a departure notice
 class NcclGroup(EnqueueMixin):
     """A group of ranks with one GPU each.
 
-    host    the group of CPU memory with the same ranks
-    control listens on the host group from before any rank has its group; None in a group of one
-            rank
+    Args:
+        host: The group of CPU memory with the same ranks.
+        control: Listens on the host group from before any rank has its group; None in a group of
+            one rank.
     """
 
     coalesces_calls = True

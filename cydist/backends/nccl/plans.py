@@ -40,14 +40,15 @@ class Transfer(NamedTuple):
 class LocalKernel(NamedTuple):
     """A step on this rank's own memory.
 
-    Attributes:
-        copy: Bytes of the one source.
-        cast: Elements of the one source, which are of dtype `source_dtype`.
-        scale: Elements of the one source, multiplied by the call's factor.
-        combine: Elements of all sources, in their order, by the operation `name`.
-        odd: The last bit of each element, in place.
-        mean: Elements of the one source, divided by `ranks` and truncated; memory of the second
-            source, of 4 bytes an element, is overwritten.
+    What `kind` puts into `into`:
+
+    - "copy": bytes of the one source.
+    - "cast": elements of the one source, which are of dtype `source_dtype`.
+    - "scale": elements of the one source, multiplied by the call's factor.
+    - "combine": elements of all sources, in their order, by the operation `name`.
+    - "odd": the last bit of each element, in place.
+    - "mean": elements of the one source, divided by `ranks` and truncated. Memory of the second
+      source, of 4 bytes an element, is overwritten.
     """
 
     kind: str

@@ -89,8 +89,8 @@ class WatchedGroup(Protocol):
 class GroupWatch:
     """The calls of one group that are under way.
 
-    Attributes:
-        comparison: None in a group of one rank.
+    Args:
+        call_check: None in a group of one rank.
     """
 
     def __init__(
