@@ -520,10 +520,10 @@ cdef bint may_share(Array a, Array b):
 def overlapping(arrays, size_t outputs):
     """Return the pairs (i, j) of arrays that may share memory (`Array.overlaps`), where i < j.
 
-    Args:
-        outputs: I is one of the first `outputs`.
-
     Sweeps over the arrays by address, so that a thousand separate ones cost no million comparisons.
+
+    Args:
+        outputs: How many of the first arrays are outputs; i is one of them.
     """
     cdef list found = [], open_ = []
     cdef size_t i, j, count = len(arrays)

@@ -61,8 +61,9 @@ cdef object failure(int status, int peer, int step, str ours="", str theirs=""):
 cdef class Group:
     """A group's compiled half: its comm, and the calls that run on it.
 
-    Attributes:
-        link: The transport's end; ranks[i] is the peer number of group rank i.
+    Args:
+        link: The transport's end.
+        ranks: The peer number of each group rank.
         comm_id: Distinguishes this group's messages from other groups' on the same link.
     """
 

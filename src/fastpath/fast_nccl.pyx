@@ -28,8 +28,8 @@ UINT8 = NCCL_UINT8                  # for Python
 cdef class Enqueuer:
     """The fast path of one group of backend "nccl".
 
-    Attributes:
-        group: Ranks, timeout, `on_refused`.
+    Args:
+        group: The NcclGroup.
         lock: Of the group, held while a call is enqueued.
         stream: The group's own, for asynchronous calls.
         torch: Finds the library of torch's tensors, if they can be on GPUs here.

@@ -314,7 +314,7 @@ cdef class CipherHandle:
     """The cipher of one connection: seals bytes for the caller to send, and opens what it has
     received, until a link takes it.
 
-    Attributes:
+    Args:
         sending, receiving: Secrets of 32 bytes; the peer has them swapped.
 
     Raises OSError if `load` has not succeeded.

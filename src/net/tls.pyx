@@ -35,7 +35,7 @@ cdef unsigned int server_key(void *ssl, const char *identity, unsigned char *key
 cdef class TlsHandshake:
     """TLS's handshake on one connection whose bytes the caller carries.
 
-    Attributes:
+    Args:
         key: 32 bytes that only this connection's two sides know.
         server: Whether this is the side that accepted the connection.
 

@@ -70,7 +70,7 @@ cdef bint all_linger(const Mpi *mpi) noexcept nogil:
 cdef class MpiLink(MessageLink):
     """One rank's end of a communicator that only this link uses.
 
-    Attributes:
+    Args:
         rank, size: This process among its members.
         comm, byte: MPI's handles of the communicator, and of the datatype BYTE.
         any_source: MPI's constant.

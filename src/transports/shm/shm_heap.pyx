@@ -88,7 +88,7 @@ def one_left(str directory, str limit, str used, bytes files):
 cdef class Heap:
     """One rank's part of shared memory, in whole pages.
 
-    Attributes:
+    Args:
         memory: Keeps the mapping and the descriptor.
         fd, address: Of the memory, and where its part begins here.
         start, nbytes: The part's place in the memory.

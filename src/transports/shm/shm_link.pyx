@@ -93,10 +93,12 @@ cdef bint all_local(const LocalPeers *n, const Comm *t) noexcept nogil:
 cdef class ShmLink(Link):
     """A link whose groups have windows where all members share memory.
 
-    Attributes:
+    Args:
         messages: The link that carries messages, through rings in the same memory.
         memory: Shared with the ranks in `sharers`, in this order on all of them.
         sharers: The process of each.
+
+    Attributes:
         heap: Allocates arrays from this rank's part of it.
     """
 

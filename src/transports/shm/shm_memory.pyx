@@ -93,10 +93,8 @@ cdef bint give_back(SegmentHead *head, uint64_t offset, uint64_t nbytes) noexcep
 cdef class SharedMemory:
     """One host's memory of a job, as one rank maps it.
 
-    Attributes:
-        ranks: How many may join.
-        nbytes: Limit for groups; untouched pages cost nothing.
-        part: Limit for each rank's arrays.
+    `ranks` may join. `nbytes` is the limit for groups, whose untouched pages cost nothing, and
+    `part` the limit for each rank's arrays.
     """
 
     token_bytes = TOKEN_BYTES

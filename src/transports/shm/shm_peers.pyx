@@ -41,7 +41,7 @@ cdef enum:
 cdef class LocalPeersHandle:
     """The ranks of a link that share memory, and how each of them is reached.
 
-    Attributes:
+    Args:
         rank, size: Of the link.
         sharers: The process of each of them, by rank, in the order of their places in the memory;
             this rank is among them.

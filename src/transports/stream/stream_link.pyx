@@ -195,7 +195,7 @@ cdef void close_net(Net *net) noexcept nogil:
 cdef class MessageLink(Link):
     """One rank's end of the connections of a world; all groups of the process share it.
 
-    Attributes:
+    Args:
         rank, size: This process among the world's.
     """
 
@@ -389,7 +389,7 @@ cdef class MessageLink(Link):
 cdef class TcpLink(MessageLink):
     """A link that reaches ranks through sockets.
 
-    Attributes:
+    Args:
         lanes: Connections per peer that calls use in turn, at most 64; the same on all ranks.
         held_limit: Bytes of short messages that one peer may send ahead of their receives.
 

@@ -156,8 +156,8 @@ cdef void reset_on_close(int fd) noexcept nogil:
 cdef class SilenceWatch:
     """Tells whether the host at the other end of a TCP socket has fallen silent.
 
-    Attributes:
-        seconds: Of silence after which it counts as gone; inf: never.
+    Args:
+        seconds: How long it may be silent before it counts as gone; inf: for ever.
     """
 
     cdef Patience patience
