@@ -435,7 +435,11 @@ def impatient(
     options = LaunchOptions(("x",), nodes=2, master_port=start.port, run_id="none")
     key = bytes.fromhex(secret_file(launcher.directory / "key").read_text())
     told: list[str] = []
-    with contextlib.closing(hosts.HostZero(options, told.append, key)) as zero:
+
+    def say(text: str) -> None:
+        told.extend([text] if without_notices(text) else [])
+
+    with contextlib.closing(hosts.HostZero(options, say, key)) as zero:
         yield Start(zero, told, start)
 
 
