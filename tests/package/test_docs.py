@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def is_test(cell: str) -> bool:
         return True
     names = [name for each in cell.split(", ") for name in CODE.findall(each)]
     return bool(names) and all("::" in name and is_there(name) for name in names)
+
+
+def test_frameworks_are_those_that_are_tested() -> None:
+    """frameworks.md has a row for each framework of the extra test-clients, in that version, with a
+    line that the framework's program has, but for the backend's name."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = extras["optional-dependencies"]["test-clients"]
+    pins = {re.sub(r"\[.*\]", "", each) for each in asked if "==" in each}
+    page = (ROOT / "docs/frameworks.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([\w-]+ [\d.]+) \| ([^|]+) \|$", page, re.M)
+    assert {version.replace(" ", "==") for version, _ in rows} == pins
+    for version, line in rows:
+        name = version.split()[0].removeprefix("pytorch-")
+        program = (ROOT / f"tests/clients/programs/train_{name}.py").read_text()
+        written = CODE.findall(line)[0].partition('"')[0]
+        assert written in program, (name, written)
 
 
 def test_errors_are_listed() -> None:

@@ -33,7 +33,8 @@ def test_every_turn_is_a_lane() -> None:
 
 
 def test_every_long_test_is_in_a_heavy_lane() -> None:
-    """scripts/test-heavy names its file or folder, or scripts/test-mpi, which runs backend mpi."""
+    """scripts/test-heavy names its file or folder, or a script of its own: scripts/test-mpi for
+    backend mpi, and scripts/test-clients."""
     run = [line for line in HEAVY.splitlines() if "-m long" in line]
     named = tuple(re.findall(r"\btests/[\w/.]+", " ".join(run)))
     marked = [
@@ -42,7 +43,8 @@ def test_every_long_test_is_in_a_heavy_lane() -> None:
         if re.search(r"\bmark\.long\b", path.read_text())
     ]
     assert len(marked) > 5
-    assert [f for f in marked if not f.startswith(("tests/backends/mpi", *named))] == []
+    named += ("tests/backends/mpi", "tests/clients")
+    assert [f for f in marked if not f.startswith(named)] == []
 
 
 def test_scripts_name_extras() -> None:

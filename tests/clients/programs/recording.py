@@ -1,0 +1,91 @@
+"""Everything that a rank of a program here computes, saved for a comparison, and its speed.
+
+A program is started as `torchrun --nproc-per-node 2 PROGRAM FOLDER BACKEND`, and saves
+FOLDER/RANK.pt. All tensors are made from fixed seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SECONDS = 150  # until a rank that still runs prints its stacks and ends
+STEPS = 40
+ROWS = 16  # of a batch
+FEATURES, HIDDEN, CLASSES = 64, 256, 10
+
+
+class Recording:
+    """Tensors of a rank by name, and the times of its steps."""
+
+    def __init__(self, folder: str | Path, backend: str, rank: int | None = None) -> None:
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        torch.set_num_threads(1)  # ranks share the cores
+        torch.manual_seed(7)
+        self.folder, self.backend = Path(folder), backend
+        self.rank = int(os.environ["RANK"]) if rank is None else rank
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.ends: list[float] = []
+
+    def step_ends(self) -> None:
+        """Note the time."""
+        self.ends.append(time.perf_counter())
+
+    def keep(self, name: str, value: Any) -> None:
+        """Copy all tensors and numbers in a value."""
+        if isinstance(value, torch.Tensor):
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found = whole.detach().cpu().clone()
+        elif isinstance(value, bool | int | float):
+            found = torch.tensor(value)
+        elif isinstance(value, str):
+            found = torch.tensor(list(value.encode()))
+        else:
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                value = vars(value)
+            pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, each in pairs:
+                if each is not None:
+                    self.keep(f"{name}.{key}", each)
+            return
+        assert name not in self.tensors, f"{name} was kept before"
+        self.tensors[name] = found
+
+    def save(self) -> None:
+        """Write the tensors and the steps per second of the median step."""
+        assert torch.distributed.get_backend() == self.backend
+        steps = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
+        rate = 1 / statistics.median(steps) if steps else 0.0
+        torch.save({"tensors": self.tensors, "rate": rate}, self.folder / f"{self.rank}.pt")
+
+
+def from_command_line() -> Recording:
+    """Return the recording that the command line names."""
+    return Recording(sys.argv[1], sys.argv[2])
+
+
+def network() -> torch.nn.Sequential:
+    """Return a classifier with the same parameters on all ranks."""
+    torch.manual_seed(7)
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, HIDDEN),
+        torch.nn.ReLU(),
+        torch.nn.BatchNorm1d(HIDDEN),
+        torch.nn.Linear(HIDDEN, CLASSES),
+    )
+
+
+def examples(count: int, seed: int = 1) -> torch.utils.data.TensorDataset:
+    """Return random rows, and labels that depend on them."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, FEATURES, generator=generator)
+    return torch.utils.data.TensorDataset(rows, rows[:, :CLASSES].argmax(1))
