@@ -38,8 +38,9 @@ def verified(
             f"{reader} on {socket.gethostname()} found a note {what} in {where} that does not "
             "prove knowledge of this job's secret. Either the two do not share one secret: give "
             f"every host the same file, mode 0600, in {config.SECRET_FILE.names[0]}, and set "
-            f"{config.INSECURE.names[0]} alike. Or somebody else wrote there, or another job did: "
-            "start the job where only its own ranks can write"
+            f"{config.INSECURE.names[0]} alike. Or somebody else wrote there, or another job did"
+            f"{f' (this one is {job!r})' if job else ''}: start the job where only its own ranks "
+            "can write"
         )
     return text
 

@@ -21,6 +21,7 @@ from cydist.errors import (
     RendezvousError,
     StoreTimeoutError,
 )
+from cydist.rendezvous import launcher_env
 from cydist.stores import MembershipStore, PrefixStore
 from cydist.stores.membership_store import printable, ranks_text, served_by
 
@@ -71,7 +72,7 @@ def check_in(
         raise StaleCheckIn
     ranks_store = MembershipStore(f"{number}", namespace, range(world_size), holder=holder)
     ranks_store.join(rank)
-    ranks_store.sign(f"check-in {number} {group_name}", rank)
+    ranks_store.sign(f"check-in {number} {group_name}", rank, job=launcher_env.job_id())
     with ranks_store.report_error(rank, late=True):
         failpoint("rendezvous")
         word = os.urandom(8).hex() if ranks_store.signs else ""
@@ -138,7 +139,7 @@ def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, n
 def _begin(ranks_store: MembershipStore, rank: int, name: str) -> None:
     """Begin the meeting of this name. What the ranks sign from now on is about it and no other."""
     ranks_store.nonce = name.encode()
-    ranks_store.sign(f"meeting {name}", rank)
+    ranks_store.sign(f"meeting {name}", rank, job=launcher_env.job_id())
 
 
 def _check_fresh(ranks_store: MembershipStore, rank: int, word: str, deadline: float) -> None:

@@ -336,7 +336,8 @@ def _via_shared_store(
         store = _tcp(call, host, 0, name)
         with close_on_error(store):
             address = Address(size, host, store.port, name)
-            shared_store.set("address", signed_address(address, purpose, job))
+            with served_by(None, "rendezvous"):
+                shared_store.set("address", signed_address(address, purpose, job))
         return store
     patience, wrong, notices = _FIRST_TRY, _UnchangedSince(), WaitNotices()
 
@@ -353,7 +354,8 @@ def _via_shared_store(
                 f"rendezvous: timeout: rank 0 has not said where its store is ({error})",
                 ranks=(0,),
             ) from None
-        note = shared_store.get("address")
+        with served_by(None, "rendezvous"):  # it may be gone again
+            note = shared_store.get("address")
         try:
             address = verified_address(note, purpose, job, rank=rank, where=where)
             _check_world(address, rank, size, where)
@@ -364,7 +366,8 @@ def _via_shared_store(
                 raise
             time.sleep(min(_FIRST_PAUSE, call.remaining))
         except (AuthenticationError, DistStoreError):
-            if wrong.seconds(note) > min(_WRONG_SECONDS, call.remaining):
+            # Somebody who changes it again and again does not keep this rank beyond its deadline.
+            if not call.remaining or wrong.seconds(note) > min(_WRONG_SECONDS, call.remaining):
                 raise
             time.sleep(_LONGEST_PAUSE)
         patience = min(2 * patience, _LONGEST_TRY)
@@ -616,7 +619,7 @@ def _assigned_rank(
     number, place = divmod(ticket, size)
     table = MembershipStore(str(number), namespace, range(size), noun="process number")
     table.join(place)
-    table.sign(f"seats {call.group_name} {number}", place, where)
+    table.sign(f"seats {call.group_name} {number}", place, where, launcher_env.job_id())
     table.set_timeout(call.remaining)
     # The random word shows this process that the list is of this start.
     own = f"{-1 if rank is None else rank} {size} {os.urandom(8).hex()}"

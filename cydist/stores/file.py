@@ -18,6 +18,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import struct
 import threading
 import time
@@ -29,6 +30,7 @@ from cydist.stores.kv_table import KeyValueTable
 from cydist.stores.protocol import (
     INTERNAL,
     LENGTH,
+    MAX_TOTAL_BYTES,
     MUTATING,
     Op,
     StoreRequest,
@@ -45,6 +47,11 @@ _SHORTEST_BYTES, _TIMES_THE_TABLE = 1 << 20, 4
 # The locked regions: the log, and the byte that marks the file as in use.
 _LOG = (0, 1 << 62)
 _IN_USE = (1 << 62, 1)
+
+# Others may write there: most bytes that are read at once, of requests that are short, and how long
+# a request reads what has been appended, at least.
+_READ_BYTES = 1 << 24
+_REPLAY_SECONDS = 10.0
 
 _USERS = ".users"  # appended to the path: the file on which users hold their locks
 
@@ -164,7 +171,7 @@ class _Log:
         self._fd = -1
         self._users = -1  # the second file, on which this process holds the lock of a user
         self._in_use = False  # whether it holds it, there or on the log
-        self._table = KeyValueTable()
+        self._table = KeyValueTable(MAX_TOTAL_BYTES)
         self._end = 0  # offset up to which the log was replayed
         _logs.add(self)
 
@@ -175,9 +182,8 @@ class _Log:
             if time.monotonic() >= deadline:
                 raise self._locked_out()
         try:
-            self._open_and_lock(deadline, exclusive)
             try:
-                self._replay()
+                self._read_anew(deadline, exclusive)
                 yield self._table
             finally:
                 if self._fd >= 0:
@@ -185,11 +191,28 @@ class _Log:
         finally:
             self._lock.release()
 
+    def _read_anew(self, deadline: float, exclusive: bool) -> None:
+        """Lock the file, and bring the table up to date."""
+        try:
+            self._open_and_lock(deadline, exclusive)
+            self._replay(max(deadline, time.monotonic() + _REPLAY_SECONDS))
+        except DistStoreError:  # timeouts are errors of the system, too
+            raise
+        except OSError as error:
+            self._reset()
+            raise DistStoreError(f"FileStore {self.path}: cannot use: {error}") from None
+
     def append(self, request: StoreRequest) -> None:
         """Write a request that was executed; the lock is held exclusively."""
         if request.block:
             request = StoreRequest(request.op, request.keys, request.values)
         frame = log_entry(request)
+        if len(frame) > MAX_TOTAL_BYTES:
+            self._reset()
+            raise DistStoreError(
+                f"FileStore {self.path}: a request of {len(frame)} bytes: it takes at most "
+                f"{MAX_TOTAL_BYTES}"
+            )
         try:
             if os.fstat(self._fd).st_size > self._end:
                 os.ftruncate(self._fd, self._end)  # a dead writer's unfinished request
@@ -211,8 +234,10 @@ class _Log:
         complete before it gets the name, so a process that dies meanwhile leaves the old one.
         """
         beside = f"{self.path}.new"  # at most one, since the lock is held
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)  # of a dead writer, or what somebody else has put there
             fd = os.open(beside, flags, 0o600)
         except OSError:
             return  # the directory is not writable: the log goes on growing
@@ -247,7 +272,7 @@ class _Log:
             os.close(self._fd)
         self._fd = -1
         self._in_use = self._in_use and self._users >= 0
-        self._table = KeyValueTable()
+        self._table = KeyValueTable(MAX_TOTAL_BYTES)
         self._end = 0
 
     def abandon(self) -> None:
@@ -305,7 +330,10 @@ class _Log:
                 _flock(fd, fcntl.F_WRLCK, _IN_USE)
                 os.ftruncate(self._fd, 0)
         self._fresh = False
-        _flock(fd, fcntl.F_RDLCK, _IN_USE)
+        try:
+            _flock(fd, fcntl.F_RDLCK, _IN_USE)
+        except OSError as error:
+            raise OSError(error.errno, "another program keeps it to itself by a lock") from None
         self._in_use = True
 
     def _open(self) -> None:
@@ -313,6 +341,9 @@ class _Log:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DistStoreError(f"FileStore {self.path}: cannot open: {error}") from None
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            self._reset()
+            raise DistStoreError(f"FileStore {self.path}: it is not a regular file")
 
     def _wait_for_lock(self, deadline: float, kind: int) -> None:
         pause = _FIRST_PAUSE / 4
@@ -338,24 +369,41 @@ class _Log:
             f"FileStore {self.path}: timeout: another process or thread keeps the file locked"
         )
 
-    def _replay(self) -> None:
+    def _replay(self, deadline: float) -> None:
         """Apply the requests that others have appended since the last time."""
         size = os.fstat(self._fd).st_size
         if size < self._end:
             # Another process emptied the file to start again.
-            self._table, self._end = KeyValueTable(), 0
+            self._table, self._end = KeyValueTable(MAX_TOTAL_BYTES), 0
         if self._end == 0:
             self._begin(size)
-        data = self._read(max(0, size - self._end))
+        least = LENGTH.size
+        while size - self._end >= least:
+            if time.monotonic() > deadline:
+                raise StoreTimeoutError(f"FileStore {self.path}: timeout: it is too long to read")
+            data = self._read(min(size - self._end, max(least, _READ_BYTES)))
+            if len(data) < least:
+                break  # another process is emptying it
+            least = self._apply_all(data)
+
+    def _apply_all(self, data: bytes) -> int:
+        """Apply the whole requests in `data`; return how many bytes the next one takes."""
         start = 0
         while start + LENGTH.size <= len(data):
-            (length,) = LENGTH.unpack_from(data, start)
+            length: int = LENGTH.unpack_from(data, start)[0]
             end = start + LENGTH.size + length
+            if length > MAX_TOTAL_BYTES:
+                self._reset()
+                raise DistStoreError(
+                    f"FileStore {self.path} is damaged: a request of {length} bytes"
+                )
             if end > len(data):
-                break  # its writer died: the next writer overwrites it
+                self._end += start
+                return end - start  # more than there is: its writer died, the next overwrites it
             self._apply(data[start + LENGTH.size : end])
             start = end
         self._end += start
+        return LENGTH.size
 
     def _begin(self, size: int) -> None:
         """Check the magic, or write it into an empty file."""
@@ -371,7 +419,7 @@ class _Log:
         parts = []
         start = self._end
         while count > 0:
-            part = os.pread(self._fd, min(count, 1 << 24), start)
+            part = os.pread(self._fd, min(count, _READ_BYTES), start)
             if not part:
                 break
             parts.append(part)

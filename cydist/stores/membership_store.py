@@ -29,6 +29,7 @@ from cydist.stores.store import (
     as_bytes,
     many,
     reports_disconnects,
+    returned_bytes,
     store_timeout,
 )
 from cydist.waiting import WaitNotices, duration
@@ -91,9 +92,12 @@ class MembershipStore(PrefixStore):
         self._patience: float | None = None
         self._will = b""
         self._purpose = ""  # of signed values, with the key; "": values are not signed
+        self._job = ""
         self._reader, self._where = -1, ""  # for messages
 
-    def sign(self, purpose: str, reader: int, where: str = "the ranks' store") -> None:
+    def sign(
+        self, purpose: str, reader: int, where: str = "the ranks' store", job: str = ""
+    ) -> None:
         """Sign values from now on, here and in later parts, and take only those that a rank with
         the job's secret has written for the same purpose under the same key. Without effect in a
         store in which only such ranks can write.
@@ -101,9 +105,11 @@ class MembershipStore(PrefixStore):
         Args:
             reader: This process's number among the members, as it joined.
             where: Names the store, for messages.
+            job: The job's id: values of a job with another one are not taken.
         """
         if others_can_write(self):
             self._purpose, self._reader, self._where = purpose, reader, where
+            self._job = job
 
     @property
     def signs(self) -> bool:
@@ -114,7 +120,7 @@ class MembershipStore(PrefixStore):
         """Return a value as it is stored under `key`."""
         if not self._purpose:
             return value
-        return signed(as_bytes(value), f"{self._purpose} {self.path}{key}")
+        return signed(as_bytes(value), f"{self._purpose} {self.path}{key}", self._job)
 
     def _verified(self, key: str, note: bytes) -> bytes:
         """Return the value of `key` that is stored as `note`. Raises AuthenticationError if no
@@ -123,7 +129,7 @@ class MembershipStore(PrefixStore):
             return note
         reader = self._members.get(self._reader, self._reader)
         return verified(
-            note, f"{self._purpose} {self.path}{key}", reader=f"{self._noun} {reader}",
+            note, f"{self._purpose} {self.path}{key}", self._job, reader=f"{self._noun} {reader}",
             what=f"under the key {self.path + key!r}", where=self._where,
         )  # fmt: skip
 
@@ -141,6 +147,7 @@ class MembershipStore(PrefixStore):
         part._patience = patience
         part.nonce = self.nonce
         part._purpose, part._reader, part._where = self._purpose, self._reader, self._where
+        part._job = self._job
         part._members = (
             self._members  # of all; `renumber` replaces it
             if len(members) == len(self._members)
@@ -274,7 +281,9 @@ class MembershipStore(PrefixStore):
         else:
             self.wait(keys, timeout)
             below, path = _below(self)
-            found = [bytes(value) for value in below.multi_get([path + key for key in keys])]
+            with served_by(None, self._what):
+                values = below.multi_get([path + key for key in keys])
+            found = [returned_bytes(value) for value in values]
         return [self._verified(key, note) for key, note in zip(keys, found, strict=True)]
 
     def awaited(
@@ -448,7 +457,7 @@ class MembershipStore(PrefixStore):
         below, path = _below(self)
         # Another library's store, or one with its own methods, may wait for any time.
         if not isinstance(below, Store) or type(below)._request is Store._request:
-            found = bytes(below.queue_pop(path + key, block))
+            found = returned_bytes(below.queue_pop(path + key, block))
         else:
             found = below._call(Op.QUEUE_POP, [path + key], block=block, timeout=self.timeout)[0]
         return self._verified(key, found)
@@ -458,6 +467,16 @@ class MembershipStore(PrefixStore):
         below, path = _below(self)
         with served_by(self.holder, self._what):
             below.set(path + key, self._signed(key, value))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the counter `key`; return its new value."""
+        with served_by(None, self._what):
+            return super().add(key, amount)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all `keys` have a value now."""
+        with served_by(None, self._what):
+            return super().check(keys)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Set each key to the value at the same index. Raises as `set` does."""
@@ -474,7 +493,9 @@ class MembershipStore(PrefixStore):
         below, path = _below(self)
         # Equal values have equal signatures. No value is expected as an empty one.
         expected = self._signed(key, expected_value) if as_bytes(expected_value) else b""
-        found = bytes(below.compare_set(path + key, expected, self._signed(key, desired_value)))
+        found = returned_bytes(
+            below.compare_set(path + key, expected, self._signed(key, desired_value))
+        )
         return self._verified(key, found) if found else found
 
     def append(self, key: str, value: Value) -> None:
@@ -532,7 +553,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 @contextlib.contextmanager
 def served_by(holder: int | None, what: str) -> Iterator[None]:
     """Turn the loss of the store into a PeerFailedError about the rank that served it, if a rank
-    did."""
+    did, and an error of another library's store into a DistStoreError."""
     try:
         yield
     except AuthenticationError as error:
@@ -548,6 +569,10 @@ def served_by(holder: int | None, what: str) -> Iterator[None]:
             f"{what}: rank {holder}, which serves the store, died or was cut off: {error}",
             ranks=(holder,),
         ) from error
+    except (DistError, NotImplementedError):
+        raise
+    except RuntimeError as error:  # of another library's store
+        raise DistStoreError(f"{what}: the store failed: {error}") from error
 
 
 def release(store: Any) -> None:

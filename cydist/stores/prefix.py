@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.stores.store import Store, Timeout, Value, many, reports_disconnects
+from cydist.stores.store import (
+    Store,
+    Timeout,
+    Value,
+    many,
+    reports_disconnects,
+    returned_bytes,
+    returned_number,
+)
 from cydist.waiting import duration
 
 
@@ -59,11 +67,11 @@ class PrefixStore(Store):
 
     def get(self, key: str) -> bytes:
         """Return the value of `key`, waiting until it has one."""
-        return bytes(self._store.get(self._prefix + key))
+        return returned_bytes(self._store.get(self._prefix + key))
 
     def add(self, key: str, amount: int) -> int:
         """Add to the counter `key`; return its new value."""
-        return int(self._store.add(self._prefix + key, amount))
+        return returned_number(self._store.add(self._prefix + key, amount))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all `keys` have a value now."""
@@ -82,12 +90,14 @@ class PrefixStore(Store):
 
     def num_keys(self) -> int:
         """Return the number of keys of the whole underlying store."""
-        return int(self._store.num_keys())
+        return returned_number(self._store.num_keys())
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """Set `key` to `desired_value` if its value is `expected_value`; return the value
         afterwards."""
-        return bytes(self._store.compare_set(self._prefix + key, expected_value, desired_value))
+        return returned_bytes(
+            self._store.compare_set(self._prefix + key, expected_value, desired_value)
+        )
 
     def append(self, key: str, value: Value) -> None:
         """Add `value` to the end of `key`'s value, which may be missing."""
@@ -95,7 +105,7 @@ class PrefixStore(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of `keys`, in their order, waiting until all have one."""
-        return [bytes(value) for value in self._store.multi_get(self._named(keys))]
+        return [returned_bytes(value) for value in self._store.multi_get(self._named(keys))]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Set each key to the value at the same index, all at once."""
@@ -107,11 +117,11 @@ class PrefixStore(Store):
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Remove and return the first value of the queue `key`."""
-        return bytes(self._store.queue_pop(self._prefix + key, block))
+        return returned_bytes(self._store.queue_pop(self._prefix + key, block))
 
     def queue_len(self, key: str) -> int:
         """Return how many values the queue `key` holds."""
-        return int(self._store.queue_len(self._prefix + key))
+        return returned_number(self._store.queue_len(self._prefix + key))
 
     def list_keys(self) -> list[str]:
         """Return the keys below the prefix, without it."""

@@ -26,7 +26,7 @@ MAX_VALUE_BYTES = 8 * 1024 * 1024
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 # The channel of connections to a TCP store, in their handshake.
 CHANNEL = b"store"
-# Most bytes of everything in a TCP store.
+# Most bytes of everything in a TCP store, or in a file.
 MAX_TOTAL_BYTES = 256 * 1024 * 1024
 
 # cydist's own keys begin with a byte that UTF-8 never contains, so no user's key equals one.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.errors import StoreTimeoutError
+from cydist.errors import DistStoreError, StoreTimeoutError
 from cydist.stores.protocol import Op, StoreRequest
 from cydist.waiting import STORE_TIMEOUT, duration
 
@@ -395,3 +395,26 @@ def as_bytes(value: Value) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"a value must be str or bytes, not {type(value).__name__}")
+
+
+def returned_bytes(value: object) -> bytes:
+    """Return a value that another library's store has returned. Raises DistStoreError for what
+    holds no bytes."""
+    try:
+        return bytes(memoryview(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise DistStoreError(
+            f"the store returned a value of type {type(value).__name__}: its methods must return "
+            "bytes"
+        ) from None
+
+
+def returned_number(value: object) -> int:
+    """Return a number that another library's store has returned. Raises DistStoreError for what is
+    none."""
+    try:
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError, OverflowError):
+        raise DistStoreError(
+            f"the store returned {type(value).__name__} in place of a number"
+        ) from None

@@ -366,7 +366,7 @@ def test_an_interrupt_between_two_steps_of_a_call_is_told(transport: str, call: 
 
     def body(rank: int) -> int:
         ended = []
-        for point in range(1, MOST_POINTS, 97):
+        for point in range(1, MOST_POINTS, 41):
             group = dist.new_group([0, 1])
             if rank == 0:
                 more = interrupted_at(point, lambda g=group: calls[call](g, 0))

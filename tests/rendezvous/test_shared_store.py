@@ -5,6 +5,7 @@ What they find there may be left from an earlier start of the same job.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from thread_rendezvous import HOST, WAIT, check_met, meet, stand_alone, together
 
-from cydist.errors import AuthenticationError, RendezvousError
+from cydist.errors import AuthenticationError, DistStoreError, RendezvousError
 from cydist.net import auth
 from cydist.rendezvous import handlers, launcher_env
 from cydist.rendezvous.address_note import Address, signed_address
@@ -190,6 +191,35 @@ def test_a_forged_address_is_refused_at_once(kind: str) -> None:
         shared_store.set("address", forged()[kind](port))
         with pytest.raises(AuthenticationError, match=r"rank 1 .*rank 0 in torch's store.*secret"):
             met(shared_store, 1)
+
+
+class ChangingStore(HashStore):
+    """A store in which somebody writes another address before each look."""
+
+    def get(self, key: str) -> bytes:
+        self.set(key, os.urandom(8))
+        return super().get(key)
+
+
+def test_addresses_that_change_again_and_again_end_at_the_deadline() -> None:
+    """Each is new, so none has been wrong for long."""
+    shared_store = ChangingStore()
+    shared_store.set("address", "")
+    (error,) = together(lambda: met(shared_store, 1, timeout=0.3))
+    assert isinstance(error, AuthenticationError)
+
+
+def test_an_address_that_is_gone_again_is_a_typed_error() -> None:
+    """Somebody removes it from another library's store when the rank has seen that it is there."""
+
+    class Gone(HashStore):
+        def get(self, key: str) -> bytes:
+            raise RuntimeError("Socket Timeout")
+
+    shared_store = Gone()
+    shared_store.set("address", "")
+    with pytest.raises(DistStoreError, match="the store failed: Socket Timeout"):
+        met(shared_store, 1)
 
 
 def test_a_forged_address_is_refused_without_authentication_too(

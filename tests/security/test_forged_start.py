@@ -5,6 +5,7 @@ takes no value for a peer's that no peer has written, and each ends with a typed
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -19,7 +20,8 @@ from thread_rendezvous import HOST, stand_alone, together
 
 from cydist.api import process_groups
 from cydist.backends.host.directory import encode_partition
-from cydist.errors import AuthenticationError, DistError
+from cydist.errors import AuthenticationError, DistError, RendezvousError
+from cydist.rendezvous import launcher_env
 from cydist.stores import FileStore, HashStore
 from cydist.stores.store import Value, as_bytes
 
@@ -239,6 +241,94 @@ def test_an_earlier_start_as_a_whole_is_refused() -> None:
     (error,) = together(joined(1, store=OthersWrite(below, nothing)))
     assert isinstance(error, AuthenticationError)
     assert re.search("rank 0 has read another note of rank 1 .*earlier start", str(error))
+
+
+@pytest.mark.parametrize("kind", ["file", "store"])
+def test_ranks_of_two_jobs_do_not_meet(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One user's launchers have started both, with one secret, and somebody shows a rank of one
+    the notes of the other."""
+    jobs = threading.local()
+    monkeypatch.setattr(launcher_env, "job_id", lambda: jobs.name)
+    store = OthersWrite(HashStore(WAIT), nothing)
+    where = {"store": store} if kind == "store" else {"init_method": f"file://{tmp_path}/meeting"}
+
+    def rank(number: int, job: str) -> Callable[[], None]:
+        def run() -> None:
+            jobs.name = job
+            joined(number, **where)()
+
+        return run
+
+    ended = together(rank(0, "torchrun a"), rank(1, "torchrun b"))
+    assert all(isinstance(error, DistError) for error in ended)
+    assert any(
+        isinstance(error, AuthenticationError) and "another job did (this one is" in str(error)
+        for error in ended
+    )
+    assert together(rank(0, "torchrun a"), rank(1, "torchrun a")) == [None, None]
+
+
+def test_who_stands_between_jobs_without_names_mixes_them() -> None:
+    """They have one secret, one size, and nothing that tells them apart: rank 1 of one is shown the
+    store of the other, whose rank 1 has not come."""
+    one, other = HashStore(LONG), HashStore(WAIT)
+    rank_1s = OthersWrite(other, nothing)
+    rank_1s._below = one
+    first, missed, led = together(
+        joined(0, LONG, store=OthersWrite(one, nothing)),
+        joined(0, WAIT, store=OthersWrite(other, nothing)),
+        joined(1, LONG, store=rank_1s),
+    )
+    assert (first, led) == (None, None)
+    assert isinstance(missed, RendezvousError)
+    assert missed.ranks == (1,)
+
+
+@pytest.mark.parametrize("returned", [None, "text", 1 << 62, [300]], ids=str)
+def test_what_is_no_value_ends_in_words(returned: Any) -> None:
+    """A store of another library returns it; a number is not a size of memory to take."""
+
+    class Strange(OthersWrite):
+        def multi_get(self, keys: list[str]) -> list[Any]:
+            return [returned for _ in self._below.multi_get(keys)]
+
+    store = Strange(HashStore(WAIT), nothing)
+    ended = together(*(joined(rank, store=store) for rank in range(2)))
+    assert all(isinstance(error, DistError) for error in ended), ended
+    assert "must return bytes" in str(ended[0])
+
+
+@pytest.mark.parametrize(
+    "returned", [None, "no number", "9" * 5000], ids=lambda each: str(each)[:9]
+)
+def test_a_count_that_is_none_ends_in_words(returned: Any) -> None:
+    """The same of a counter."""
+
+    class Strange(OthersWrite):
+        def add(self, key: str, amount: int) -> Any:
+            return returned
+
+    store = Strange(HashStore(WAIT), nothing)
+    (error,) = together(joined(1, store=store))
+    assert isinstance(error, DistError)
+    assert "in place of a number" in str(error)
+
+
+@pytest.mark.parametrize("call", ["add", "set", "check", "multi_get"])
+def test_what_another_librarys_store_raises_is_a_typed_error(call: str) -> None:
+    """torch's server hangs up on a rank whose counter somebody has made no number."""
+
+    class Failing(OthersWrite):
+        def fail(self, *args: Any) -> Any:
+            raise RuntimeError("Failed to recv, got 0 bytes")
+
+    setattr(Failing, call, Failing.fail)
+    store = Failing(HashStore(WAIT), nothing)
+    ended = together(*(joined(rank, store=store) for rank in range(2)))
+    assert all(isinstance(error, DistError) for error in ended), ended
+    assert any("Failed to recv" in str(error) for error in ended)
 
 
 @pytest.mark.parametrize("kind", ["file", "store"])

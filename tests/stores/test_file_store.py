@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from cydist.errors import DistStoreError, StoreTimeoutError
-from cydist.stores import FileStore
+from cydist.stores import FileStore, file
 from cydist.stores.file import log_entry
-from cydist.stores.protocol import Op, StoreRequest
+from cydist.stores.protocol import LENGTH, Op, StoreRequest
 
 
 def test_file_is_shared_by_processes(tmp_path: Path) -> None:
@@ -255,3 +257,92 @@ def test_damaged_log_is_not_counted_twice(tmp_path: Path) -> None:
         store.add("n", 1)
     path.write_bytes(whole)
     assert store.add("n", 1) == 2
+
+
+@pytest.mark.parametrize("beginning", [b"", LENGTH.pack(2**32 - 1)], ids=["zeros", "long request"])
+def test_a_file_that_claims_much_takes_no_memory(tmp_path: Path, beginning: bytes) -> None:
+    """Who may write there makes it look long, at no cost."""
+    path = tmp_path / "store"
+    store, other = FileStore(str(path)), FileStore(str(path))
+    with path.open("ab") as log:
+        log.write(beginning)
+        log.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        for each in (store, other):
+            with pytest.raises(DistStoreError, match="damaged: a request of"):
+                each.add("n", 1)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 26
+
+
+def test_a_file_holds_as_much_as_a_tcp_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user that asks for more is refused, and the others go on."""
+    monkeypatch.setattr(file, "MAX_TOTAL_BYTES", 10_000)
+    path = str(tmp_path / "store")
+    store, other = FileStore(path), FileStore(path)
+    with pytest.raises(DistStoreError, match="full"):
+        store.set("key", bytes(9_950))
+    with pytest.raises(DistStoreError, match="at most 10000"):
+        store.multi_set(["key"] * 9, [bytes(2_000)] * 9)
+    store.set("key", "v")
+    assert other.get("key") == b"v"
+
+
+def test_a_request_of_many_pieces_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long and short ones, however little is read at once."""
+    monkeypatch.setattr(file, "_READ_BYTES", 7)
+    path = str(tmp_path / "store")
+    store, other = FileStore(path), FileStore(path)
+    for size in (0, 1, 100, 5):
+        store.set(f"key {size}", bytes(size))
+    assert [len(other.get(f"key {size}")) for size in (0, 1, 100, 5)] == [0, 1, 100, 5]
+
+
+def test_a_log_without_end_is_read_until_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody appends more than can be read."""
+    path = str(tmp_path / "store")
+    store, other = FileStore(path), FileStore(path)
+    monkeypatch.setattr(file, "_REPLAY_SECONDS", -1.0)
+    store.set("key", "v")
+    with pytest.raises(StoreTimeoutError, match="too long to read"):
+        other.wait(["key"], 0.0)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_only_a_regular_file_is_used(tmp_path: Path, kind: str) -> None:
+    """Who may write in the directory puts something else there."""
+    path = tmp_path / "store"
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
+    with pytest.raises(DistStoreError, match="not a regular file"):
+        FileStore(str(path))
+
+
+def test_a_lock_of_another_program_is_a_typed_error(tmp_path: Path) -> None:
+    """On the file by which users are counted; the log is free again afterwards."""
+    path = tmp_path / "store"
+    with (tmp_path / "store.users").open("w") as users:
+        file._flock(users.fileno(), fcntl.F_WRLCK, file._IN_USE)
+        with pytest.raises(DistStoreError, match="another program keeps it"):
+            FileStore(str(path))
+    assert FileStore(str(path), timeout=5).add("n", 1) == 1
+
+
+def test_a_new_log_is_no_file_of_somebody_else(tmp_path: Path, short_log: int) -> None:
+    """Who may write in the directory has put one there beforehand, or a FIFO that takes no more."""
+    path, beside = tmp_path / "store", tmp_path / "store.new"
+    beside.touch()
+    with beside.open() as theirs:
+        store = FileStore(str(path))
+        first = path.stat().st_ino
+        while path.stat().st_ino == first:
+            store.set("key", bytes(short_log))
+        assert path.stat().st_ino != os.fstat(theirs.fileno()).st_ino
