@@ -202,8 +202,8 @@ def test_only_a_few_refusals_are_kept() -> None:
         acceptor = Acceptor(selector, bytes(32), b"test", "job")
         try:
             for number in range(100):
-                acceptor._keep_refusal(f"10.0.0.{number}:1", f"{number}")
-            acceptor._keep_refusal("10.0.0.98:2", "again")
+                acceptor._keep_refusal(f"10.0.0.{number}", f"{number}")
+            acceptor._keep_refusal("10.0.0.98", "again")
             assert [*acceptor.refusals.values()] == ["96", "97", "99", "again"]
             assert len(acceptor.refusals) == MOST_REFUSALS
         finally:
