@@ -45,9 +45,7 @@ cdef str MASKED = "a masked array is more than its memory: send its data and its
 
 
 cpdef Array asarray(object obj):
-    """asarray(obj) -> Array
-
-    Return the memory of `obj` as an Array, without a copy.
+    """Return the memory of `obj` as an Array, without a copy.
 
     The memory stays alive as long as the Array does. A device array is taken as it is: its reader
     must order itself after the streams that write it.
@@ -107,8 +105,8 @@ cdef bint is_lazy(object obj) except -1:
 
 
 cdef Array from_array_method(object obj):
-    """Take the memory that numpy sees in an object such as pandas' and xarray's, for reading: what
-    is written into numpy's view might not reach the object."""
+    """Take the memory that numpy sees in an object such as pandas' and xarray's, for reading: a
+    write into numpy's view might not reach the object."""
     cdef Array self
     import numpy as np
     try:
@@ -461,7 +459,7 @@ cdef Array from_dlpack(object obj):
         PyCapsule_SetName(capsule, b"used_dltensor")
         tensor = &managed.plain.tensor
         # An old capsule does not say whether it may be written, but a buffer does: jax's are not.
-        self.writable = not PyObject_CheckBuffer(obj) or is_torch(obj) or is_cupy(obj)
+        self.writable = not PyObject_CheckBuffer(obj)
     self.keep = managed
     if not set_tensor(self, tensor):
         raise TypeError(
