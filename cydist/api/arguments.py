@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         @property
         def __array__(self) -> Any: ...
 
-    # What `asarray` takes, as far as types can say: a list of numbers is none of them.
+    # The objects that `asarray` takes, as far as types can say. A list of numbers is none of them.
     AnyArray = Array | Buffer | HasDLPack | HasArrayInterface | HasCudaArrayInterface | HasArray
 
 
