@@ -105,12 +105,12 @@ class TorchLike:
 class Cydist(TorchLike):
     """cydist, which also reports its algorithm."""
 
-    def __init__(self, backend: str, arrays: str, **place: Any) -> None:
+    def __init__(self, backend: str, arrays: str, **init_arguments: Any) -> None:
         import cydist
         from cydist import config
         from cydist.tuning.file import version
 
-        cydist.init_process_group(backend, timeout=TIMEOUT, **place)
+        cydist.init_process_group(backend, timeout=TIMEOUT, **init_arguments)
         self.windows = bool(getattr(cydist.group.WORLD, "windows", False))
         about = {
             "version": f"cydist {version() or 'from its source tree'}",

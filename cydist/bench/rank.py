@@ -20,11 +20,13 @@ from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank_loop import Session
 
 
-def main(address: str, log: str, library: str, options: Mapping[str, str], **place: Any) -> None:
+def main(
+    address: str, log: str, library: str, options: Mapping[str, str], **init_arguments: Any
+) -> None:
     """Serve the driver that listens at `address`; the library's output goes to `log`.
 
     Args:
-        place: Arguments of init_process_group for a rank that is a thread.
+        init_arguments: Arguments of init_process_group for a rank that is a thread.
     """
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
@@ -33,7 +35,7 @@ def main(address: str, log: str, library: str, options: Mapping[str, str], **pla
     control.connect(address)
     with control, control.makefile("rwb") as stream:
         try:
-            running = start(library, options, place)
+            running = start(library, options, init_arguments)
         except Exception as error:
             send_answer(stream, refusal(error))
             stream.read()  # stay until all have come, since an early end looks like a crash
@@ -54,7 +56,9 @@ def main(address: str, log: str, library: str, options: Mapping[str, str], **pla
 
 
 def start(
-    library: str, options: Mapping[str, str], place: Mapping[str, Any] = MappingProxyType({})
+    library: str,
+    options: Mapping[str, str],
+    init_arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Library:
     """Start a library on this rank.
 
@@ -62,7 +66,7 @@ def start(
         library: "cydist", "torch", "mpi", "mpi-polled" or "raw".
         options: Of torch: `backend`; of cydist: `backend`, `arrays`, and settings, named without
             CYDIST_.
-        place: As `main` takes it.
+        init_arguments: As `main` takes it.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if library == "torch":
@@ -76,7 +80,7 @@ def start(
     settings = dict(options)
     backend, arrays = settings.pop("backend"), settings.pop("arrays")
     os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})
-    return Cydist(backend, arrays, **place)
+    return Cydist(backend, arrays, **init_arguments)
 
 
 def refusal(error: Exception) -> dict[str, str]:
