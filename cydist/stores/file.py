@@ -183,7 +183,7 @@ class _Log:
                 raise self._locked_out()
         try:
             try:
-                self._read_anew(deadline, exclusive)
+                self._lock_and_replay(deadline, exclusive)
                 yield self._table
             finally:
                 if self._fd >= 0:
@@ -191,7 +191,7 @@ class _Log:
         finally:
             self._lock.release()
 
-    def _read_anew(self, deadline: float, exclusive: bool) -> None:
+    def _lock_and_replay(self, deadline: float, exclusive: bool) -> None:
         """Lock the file, and bring the table up to date."""
         try:
             self._open_and_lock(deadline, exclusive)
