@@ -314,8 +314,8 @@ class Store:
     # at once; in any other they wait until the timeout.
 
     in_process = False  # whether only threads of one process can reach it
-    # Whether only processes that know the job's secret can write in it, and nobody can change that
-    # on its way. What ranks write in any other store is signed (MembershipStore.sign).
+    # Whether only processes that know the job's secret can write in it, also on the way to
+    # it. The values that ranks write in any other store are signed (MembershipStore.sign).
     authenticated = False
 
     def reports_disconnects(self) -> bool:
