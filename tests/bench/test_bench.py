@@ -493,7 +493,7 @@ def test_encrypted_beside_plain_and_gloo(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_spread_is_of_rounds() -> None:
-    """Of the times, the rates and the ratios inside rounds; a failure has none."""
+    """The spread is of times, rates and ratios inside rounds; a failure has none."""
     measured = {
         "cydist": Measurements(rounds=[1e-3, 4e-3, 2e-3]),
         "gloo": Measurements(rounds=[2e-3, 2e-3, 2e-3]),

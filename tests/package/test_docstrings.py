@@ -30,7 +30,7 @@ def sections(name: str) -> dict[str, Any]:
 
 
 def signature(name: str) -> inspect.Signature:
-    """What a function takes, or what an object of a class is made of."""
+    """The parameters of a function, or of the constructor of a class."""
     found = PUBLIC[name]
     made = isinstance(found, type) and "__init__" not in vars(found)
     return inspect.Signature() if made or name in ARRAYS else inspect.signature(found)

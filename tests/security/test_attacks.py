@@ -140,7 +140,7 @@ def led(way: str, settings: str, attack: Attack, check: Callable[[Attacker, Job]
     if way in WITH_TORCH:
         pytest.importorskip("torch.distributed.run")
     environ = SETTINGS[settings]
-    # A refused rank is missed until the timeout, but by a launcher. Insecure ranks refuse nobody.
+    # A refused rank is missed until the timeout, but by a launcher. Insecure ranks refuse no other.
     wait = "40" if way in WITH_TORCH or settings == "insecure" else "4"
     with (
         another_user(*(["torch"] if way in WITH_TORCH else []), **environ) as attacker,

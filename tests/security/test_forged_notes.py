@@ -104,7 +104,7 @@ def test_a_forged_failure_is_refused(text: bytes) -> None:
     ids=["for terminals", "long", "long number"],
 )
 def test_a_judgement_is_shown_without_control(text: bytes) -> None:
-    """What the first of its ranks has found."""
+    """Return the finding of the first of its ranks."""
     store = HashStore()
     store.set("group/asks/all", text)
     with pytest.raises(RendezvousError) as caught:
@@ -194,8 +194,8 @@ def unsigned(key: str) -> dict[str, bytes]:
 
 
 def given_a_rank(path: Path, notes: dict[str, bytes]) -> Any:
-    """What is told to a process that joins in a file in which somebody has written, under the keys
-    of the first meeting there."""
+    """Join in a file in which another process has written, under the keys of the first meeting
+    there."""
     store = FileStore(str(path), 3, WAIT)
     try:
         for key, note in notes.items():

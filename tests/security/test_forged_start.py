@@ -149,7 +149,7 @@ def check_refused(ended: list[Exception | None], key: str) -> None:
 
 
 def test_these_are_all_keys(start: Start) -> None:
-    """KEYS lists them, and nobody is refused where nobody changes anything."""
+    """KEYS lists them, and no rank is refused where no value is changed."""
     seen = set()
 
     def look(key: str, value: bytes) -> bytes:
@@ -211,7 +211,7 @@ def test_other_bytes_are_refused_under_each_key(key: str) -> None:
 
 
 def values_of_a_start() -> dict[str, bytes]:
-    """What two ranks have written, by key."""
+    """The values that two ranks have written, by key."""
     recorded: dict[str, bytes] = {}
 
     def record(name: str, value: bytes) -> bytes:

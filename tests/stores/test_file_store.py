@@ -261,7 +261,7 @@ def test_damaged_log_is_not_counted_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beginning", [b"", LENGTH.pack(2**32 - 1)], ids=["zeros", "long request"])
 def test_a_file_that_claims_much_takes_no_memory(tmp_path: Path, beginning: bytes) -> None:
-    """Who may write there makes it look long, at no cost."""
+    """A process that may write there makes it look long, at no cost."""
     path = tmp_path / "store"
     store, other = FileStore(str(path)), FileStore(str(path))
     with path.open("ab") as log:
@@ -319,7 +319,7 @@ def test_a_log_without_end_is_read_until_the_deadline(
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 def test_only_a_regular_file_is_used(tmp_path: Path, kind: str) -> None:
-    """Who may write in the directory puts something else there."""
+    """A process that may write in the directory puts something else there."""
     path = tmp_path / "store"
     os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
     with pytest.raises(DistStoreError, match="not a regular file"):
@@ -337,7 +337,7 @@ def test_a_lock_of_another_program_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_a_new_log_is_no_file_of_somebody_else(tmp_path: Path, short_log: int) -> None:
-    """Who may write in the directory has put one there beforehand, or a FIFO that takes no more."""
+    """Another process has put one there beforehand, or a FIFO that takes no more."""
     path, beside = tmp_path / "store", tmp_path / "store.new"
     beside.touch()
     with beside.open() as theirs:

@@ -1,4 +1,4 @@
-"""What users may name: the public names of cydist and cydist.testing, and methods of classes."""
+"""Names for users: the public names of cydist and cydist.testing, and methods of classes."""
 
 import inspect
 from collections.abc import Iterator
