@@ -49,6 +49,7 @@ from wire_peer import CONTROL_TAG, DATA, EAGER, HEADER, MAGIC, FrameSealer, fram
 from cydist.errors import DistError
 from cydist.net import auth
 from cydist.net.records import HEAD_BYTES, OVERHEAD_BYTES, Records
+from cydist.net.signed_notes import signed
 from cydist.stores import FileStore, TCPStore
 from cydist.stores.protocol import (
     Op,
@@ -455,8 +456,18 @@ def overwrite(store: Any, key: str, attack: Attack) -> Any:
     job = re.search(r"cydist/([^/]*)/", found[0])
     name = f"{job[1] if job else ''} {(address[2] or b'').decode()}".strip()
     port = relay(HOST, int(address[1]), attack | {"job": name})
-    store.set(found[0], value[: address.start(1)] + b"%d" % port + value[address.end(1) :])
+    changed = value[: address.start(1)] + b"%d" % port + value[address.end(1) :]
+    if attack.get("public"):
+        changed = signed_by_all(store, found[0], changed, job[1] if job else "")
+    store.set(found[0], changed)
     return {"overwritten": found[0]}
+
+
+def signed_by_all(store: Any, key: str, note: bytes, job: str) -> bytes:
+    """A note in a meeting with the tag of the public key, where nothing is authenticated."""
+    begun = bytes(store.get(key.removesuffix("0/tcp/peers/0") + "job")).split()
+    meeting = begun[-2].decode()  # the last word is a tag
+    return signed(note.rpartition(b" ")[0], f"meeting {meeting} {key}", job)
 
 
 def in_torchs_store(port: int, key: str, attack: Attack) -> Any:

@@ -31,8 +31,9 @@ SETTINGS = {
     "insecure": {"CYDIST_INSECURE": "1"},
 }
 TEXT = "a text of plain values"
-# An object that needs no pickle is changed, where ranks were led to him.
-CHANGED: Attack = {"on": "peer", "kind": "plain", "at": 1, "text": TEXT, "way": "down"}
+# An object that needs no pickle is changed, where ranks were led to him. Ranks may dial each other
+# at once, and only one of the two connections stays: the object goes up or down.
+CHANGED: Attack = {"on": "peer", "kind": "plain", "at": 1, "text": TEXT}
 # In the store he puts his own places for those of the ranks.
 LEADING: Attack = {"on": "store", "kind": "addresses", "always": True, "peers": CHANGED}
 LED = "a rank was led here"
@@ -82,6 +83,10 @@ class Attacker:
 
     def events(self) -> list[str]:
         return list(self.ask("events")["events"])
+
+    def did(self, kind: str, channel: str) -> bool:
+        """Whether a frame was attacked, on its way up or down."""
+        return any(event.startswith(f"{kind}: {channel} ") for event in self.events())
 
     def command(self) -> str:
         """A shell command that leaves a mark with the uid of who ran it."""

@@ -6,8 +6,7 @@ link and never reads it again.
 
 Both ranks of a pair may connect at once. The lower rank's attempt wins: once that rank has sent its
 proof it refuses the other attempt, and the higher rank drops its own when the proof arrives. So
-exactly
-one connection per pair and lane survives.
+exactly one connection per pair and lane survives.
 
 An unauthenticated client costs one connection and nothing else, see cydist/net/acceptor.py.
 """
