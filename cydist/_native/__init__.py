@@ -50,6 +50,7 @@ from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
 from cydist._native.failpoints import holds as failpoint_holds
 from cydist._native.fast_api import fast_path, use_operation
+from cydist._native.fast_collectives import is_profiling
 from cydist._native.group import Group
 from cydist._native.inproc import Hub, InprocLink, hub
 from cydist._native.kernels import (
@@ -129,6 +130,7 @@ __all__ = [
     "forget_choices",
     "hash_of_sizes",
     "hub",
+    "is_profiling",
     "irecv",
     "isend",
     "keep_in_child",

@@ -9,6 +9,7 @@ from cydist._native import fast_nccl as fast_nccl
 from cydist._native import fast_p2p as fast_p2p
 from cydist._native.fast_api import fast_path as fast_path
 from cydist._native.fast_api import use_operation as use_operation
+from cydist._native.fast_collectives import is_profiling as is_profiling
 
 __all__ = [
     "ANY_SOURCE",
@@ -54,6 +55,7 @@ __all__ = [
     "forget_choices",
     "hash_of_sizes",
     "hub",
+    "is_profiling",
     "irecv",
     "isend",
     "keep_in_child",

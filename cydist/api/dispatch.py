@@ -12,6 +12,7 @@ from cydist.api.arguments import check_op
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.profiler_ranges import call_range, is_profiling, until_completed
 from cydist.groups.user_reduction import UserOpReducer, elements_dtype
 from cydist.reduce_ops import Op, UserReduction
 
@@ -74,10 +75,23 @@ class Prepared:
     ) -> Work | None:  # fmt: skip
         """Run `body(self, call)` in the call's turn. Returns a Work whose result is `result` if
         `async_op` is set, else None."""
+        if is_profiling():
+            return self._run_profiled(body, result, async_op, timeout)
         return self.group.execute(
             self.name, partial(body, self), async_op=async_op, timeout=timeout, result=result,
             array=self.array,
         )  # fmt: skip
+
+    def _run_profiled(
+        self, body: Callable[[Prepared, Call], None], result: object, async_op: bool,
+        timeout: Timeout,
+    ) -> Work | None:  # fmt: skip
+        whole = partial(body, self)
+        with call_range(self.group, self.name, self.array, async_op=async_op):
+            return self.group.execute(
+                self.name, until_completed(self.name, whole) if async_op else whole,
+                async_op=async_op, timeout=timeout, result=result, array=self.array,
+            )  # fmt: skip
 
 
 def _reducer_of(group: ProcessGroup, op: UserReduction, array: Array) -> UserOpReducer:

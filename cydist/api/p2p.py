@@ -8,8 +8,9 @@ receiver must name the same number of elements and the same dtype. Ranks are glo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist._native import LARGEST_TAG, fast_path
 from cydist.api import arguments
@@ -18,11 +19,41 @@ from cydist.api.dispatch import Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistError, DistTimeoutError
 from cydist.groups.process_group import ProcessGroup
+from cydist.groups.profiler_ranges import call_range, is_profiling
 from cydist.waiting import seconds
 from cydist.work import FinishedWork, Work
 
 if TYPE_CHECKING:
+    from cydist._native import Array
     from cydist.api.arguments import AnyArray
+
+
+class _Message(NamedTuple):
+    """A message that may start: its arguments are checked.
+
+    Attributes:
+        name: "send".
+        group: The group that serves the array's memory.
+        peer: The group rank of the other side; None: any rank.
+        start: Starts it.
+    """
+
+    name: str
+    group: ProcessGroup
+    array: Array
+    peer: int | None
+    start: Callable[[], Work]
+
+    def range(self, *, async_op: bool = True) -> AbstractContextManager[None]:
+        """Show the message in a profiler that runs."""
+        if not is_profiling():
+            return nullcontext()
+        return call_range(self.group, self.name, self.array, async_op=async_op, peer=self.peer)
+
+    def started(self) -> Work:
+        """Start it; return its Work."""
+        with self.range():
+            return self.start()
 
 
 def peer_rank(
@@ -79,23 +110,24 @@ def isend(
         ...     _ = dist.recv(np.empty(1), src=0)
     """
     chosen = usable_group(group, "isend")
-    return None if chosen is None else _prepare_send(chosen, "isend", tensor, dst, tag, group_dst)()
+    if chosen is None:
+        return None
+    return _prepare_send(chosen, "isend", tensor, dst, tag, group_dst).started()
 
 
 def _prepare_send(
     chosen: ProcessGroup, name: str, tensor: Any, dst: int | None, tag: int, group_dst: int | None
-) -> Callable[[], Work]:
-    """Check a send, and return the function that starts it."""
+) -> _Message:
+    """Check a send."""
     peer = peer_rank(chosen, name, "dst", dst, group_dst)
     _check_tag(name, tag)
     array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
-    if array.contiguous or backend.accepts_strided(array, peer):
-        return lambda: backend.isend(array, peer, tag)
-    backend.check_accepts(name, array)
-    packed = array.dense()
-    return lambda: backend.isend(packed, peer, tag)
+    if not (array.contiguous or backend.accepts_strided(array, peer)):
+        backend.check_accepts(name, array)
+        array = array.dense()
+    return _Message(name, backend, array, peer, lambda: backend.isend(array, peer, tag))
 
 
 @fast_path
@@ -132,13 +164,15 @@ def irecv(
         >>> assert receive.wait() and theirs == 1 - rank
     """
     chosen = usable_group(group, "irecv")
-    return None if chosen is None else _prepare_recv(chosen, "irecv", tensor, src, tag, group_src)()
+    if chosen is None:
+        return None
+    return _prepare_recv(chosen, "irecv", tensor, src, tag, group_src).started()
 
 
 def _prepare_recv(
     chosen: ProcessGroup, name: str, tensor: Any, src: int | None, tag: int, group_src: int | None
-) -> Callable[[], Work]:
-    """Check a receive, and return the function that starts it."""
+) -> _Message:
+    """Check a receive."""
     peer = None
     if src is not None or group_src is not None:
         peer = peer_rank(chosen, name, "src", src, group_src)
@@ -147,31 +181,33 @@ def _prepare_recv(
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
     if array.contiguous or backend.accepts_strided(array, peer):
-        return lambda: backend.irecv(array, peer, tag)
+        return _Message(name, backend, array, peer, lambda: backend.irecv(array, peer, tag))
     packed = array.empty_like()
-    return lambda: FinishedWork(
-        backend.irecv(packed, peer, tag), lambda: array.copy_from(packed), [tensor]
-    )
+
+    def start() -> Work:
+        received = backend.irecv(packed, peer, tag)
+        return FinishedWork(received, lambda: array.copy_from(packed), [tensor])
+
+    return _Message(name, backend, array, peer, start)
 
 
-def _run_blocking(
-    chosen: ProcessGroup, name: str, start: Callable[[], Work], timeout: float | None
-) -> Work:
+def _run_blocking(chosen: ProcessGroup, message: _Message, timeout: float | None) -> Work:
     """Start a blocking message and wait for it. A message fails its group, as a collective does, if
     it is late or if a signal handler raises, also between start and wait."""
     try:
         try:
-            work = start()
-            if timeout is not None:
-                work.due(timeout)
-            work.wait()
+            with message.range(async_op=False):
+                work = message.start()
+                if timeout is not None:
+                    work.due(timeout)
+                work.wait()
         except BaseException as error:
             if isinstance(error, DistTimeoutError) or not isinstance(error, DistError):
-                chosen.fail(error, name)
+                chosen.fail(error, message.name)
             raise
     except BaseException as error:
         if not isinstance(error, Exception):  # the message may have arrived before that
-            chosen.fail(error, name)
+            chosen.fail(error, message.name)
         raise
     return work
 
@@ -212,9 +248,8 @@ def send(
     limit = seconds(timeout, "send")
     chosen = usable_group(group, "send")
     if chosen is not None:
-        _run_blocking(
-            chosen, "send", _prepare_send(chosen, "send", tensor, dst, tag, group_dst), limit
-        )
+        message = _prepare_send(chosen, "send", tensor, dst, tag, group_dst)
+        _run_blocking(chosen, message, limit)
 
 
 @fast_path
@@ -263,8 +298,8 @@ def recv(
     chosen = usable_group(group, "recv")
     if chosen is None:
         return -1
-    start = _prepare_recv(chosen, "recv", tensor, src, tag, group_src)
-    return _run_blocking(chosen, "recv", start, limit).source_rank()
+    message = _prepare_recv(chosen, "recv", tensor, src, tag, group_src)
+    return _run_blocking(chosen, message, limit).source_rank()
 
 
 class P2POp:
@@ -354,5 +389,5 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         for wanted in (irecv, isend):
             for i, each in enumerate(p2p_op_list):
                 if each.op is wanted:
-                    works[i] = ready[i]()
+                    works[i] = ready[i].started()
     return [works[i] for i in range(len(ready))]

@@ -105,6 +105,7 @@ class ProcessGroup:
         # Calls on objects so far: messages by (sender, receiver), collectives by None.
         self.object_calls: dict[tuple[int, int] | None, int] = {}
         self._pid = os.getpid()
+        _native.is_profiling()  # looks for torch
 
     def __repr__(self) -> str:
         return (

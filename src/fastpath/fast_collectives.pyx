@@ -8,8 +8,11 @@ happened, and the general path runs the call or reports the error.
 A short call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
 at a flag: releasing and taking the GIL costs more. Only a longer wait reads the clock.
 """
+import sys
+
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
+from cpython.object cimport PyObject
 from posix.unistd cimport getpid
 
 from cydist._native.abi cimport (
@@ -51,6 +54,8 @@ cdef object resolve_group(object group):
 
 
 cdef object enqueuer_of(object group):
+    if profiling():
+        return None
     return default_streams if group is None else getattr(group, "fast_streams", None)
 
 
@@ -86,6 +91,34 @@ def is_other_process(int pid) -> bool:
     return forked(pid)
 
 
+# Whether torch.profiler runs. While it does, calls leave the fast path, and the general path shows
+# them (cydist/groups/profiler_ranges.py). torch announces a profiler only by a variable of a
+# module, which is read from the module's dictionary.
+
+cdef extern from "Python.h":
+    PyObject *Py_True
+    # Of a dictionary with keys of str this raises nothing. The reference is borrowed.
+    PyObject *look_up "PyDict_GetItemWithError"(PyObject *, PyObject *) noexcept
+
+cdef str FLAG = "_is_profiler_enabled"
+cdef dict profiler_module = None    # None: the program had not imported torch
+cdef PyObject *profiler_names = NULL    # the same, to be read fast
+
+
+cdef inline bint profiling() noexcept:
+    return profiler_names != NULL and look_up(profiler_names, <PyObject *>FLAG) == Py_True
+
+
+def is_profiling() -> bool:
+    """Return whether torch.profiler or another profiler of torch's runs. From the first call after
+    the import of torch on, the fast path sees it too."""
+    global profiler_module, profiler_names
+    if profiler_names == NULL and (module := sys.modules.get("torch.autograd.profiler")):
+        profiler_module = module.__dict__
+        profiler_names = <PyObject *>profiler_module
+    return profiling()
+
+
 cdef inline bint usable(Group native) noexcept:
     """Return whether it belongs to this process and is open and intact."""
     return (native.pid == process and native.open and load_int(&native.aborted) == OK
@@ -93,8 +126,11 @@ cdef inline bint usable(Group native) noexcept:
 
 
 cdef Group native_of(object group):
-    """Return the compiled half of a group that can run a call now, or None."""
+    """Return the compiled half of a group that can run a call now, or None, also while a profiler
+    shows the calls of the general path."""
     cdef Group native
+    if profiling():
+        return None
     if group is default_group:
         return default_native if default_native is not None and usable(default_native) else None
     found = getattr(group, "_native", None)

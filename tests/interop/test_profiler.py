@@ -1,0 +1,184 @@
+"""torch.profiler shows each call of cydist as a range, with its fields."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import valid_calls
+
+import cydist as dist
+from cydist import _native
+from cydist.testing import run_threads
+
+torch = pytest.importorskip("torch")
+
+Event = dict[str, Any]
+COLLECTIVES = [name for name in valid_calls.CALLS if not name.endswith(("send", "recv"))]
+
+
+def ranges_of(call: Callable[[], object], folder: Path, **options: bool) -> list[Event]:
+    """The ranges of cydist's calls in the trace of this one."""
+    with torch.profiler.profile(**{"record_shapes": True, **options}) as profile:
+        call()
+    trace = folder / "trace.json"
+    profile.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    return [event for event in events if event["name"].startswith("cydist:")]
+
+
+def arguments_of_one_rank(name: str) -> dict[str, Any]:
+    """Right arguments of a collective in a group of one rank."""
+    arguments = valid_calls.CALLS[name]()
+    return {
+        name: 0 if name in ("src", "dst") else shrunk(value) for name, value in arguments.items()
+    }
+
+
+def shrunk(value: Any) -> Any:
+    """The part of an argument for two ranks that one has."""
+    if isinstance(value, np.ndarray):
+        return value[:4].copy()
+    return [shrunk(each) for each in value]
+
+
+def in_a_group_of_one(body: Callable[[], Any]) -> Any:
+    (result,) = run_threads(lambda rank: body(), 1)
+    return result
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_is_a_range_with_its_fields(
+    name: str, asynchronous: bool, tmp_path: Path
+) -> None:
+    """One of numpy arrays, also if it would take the fast path."""
+    arguments = arguments_of_one_rank(name)
+    lists = {"all_gather": "tensor_list", "gather": "gather_list", "scatter": "scatter_list",
+             "reduce_scatter": "input_list"}  # fmt: skip
+    if name in lists:
+        arguments[lists[name]] = arguments[lists[name]][:1]
+    elif name == "all_to_all":
+        arguments = {key: value[:1] for key, value in arguments.items()}
+    elif name == "all_gather_coalesced":
+        arguments["output_tensor_lists"] = arguments["output_tensor_lists"][:1]
+
+    def call() -> None:
+        work = getattr(dist, name)(**arguments, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+
+    first, *others = in_a_group_of_one(lambda: ranges_of(call, tmp_path))
+    fields = first["args"]
+    assert first["name"] == f"cydist:{name}"
+    assert fields["Collective name"] == name
+    assert fields["dtype"] == "float32"
+    assert fields["bytes"] == 16
+    assert fields["Process Group Name"] == "0"
+    assert fields["Group size"] == 1
+    assert bool(fields["Async"]) is asynchronous
+    assert [each["name"] for each in others] == [f"cydist:{name} until completed"] * asynchronous
+    assert all("finished" not in each["args"] for each in others)
+
+
+def test_a_barrier_is_a_range(tmp_path: Path) -> None:
+    """Without an array."""
+    (event,) = in_a_group_of_one(lambda: ranges_of(dist.barrier, tmp_path))
+    assert event["args"]["Collective name"] == "barrier"
+    assert "bytes" not in event["args"]
+
+
+def test_a_tensor_gives_the_shape(tmp_path: Path) -> None:
+    """As torch's own operations do."""
+    tensor = torch.ones(3, 5)
+
+    def call() -> None:
+        dist.all_reduce(tensor)
+
+    (event,) = in_a_group_of_one(lambda: ranges_of(call, tmp_path))
+    assert event["args"]["Input Dims"] == [[3, 5]]
+    assert event["args"]["bytes"] == 60
+
+
+def test_a_range_needs_no_shapes(tmp_path: Path) -> None:
+    """Its name is there by default, and torch leaves the fields out."""
+    (event,) = in_a_group_of_one(lambda: ranges_of(dist.barrier, tmp_path, record_shapes=False))
+    assert event["name"] == "cydist:barrier"
+
+
+@pytest.mark.parametrize("names", [("send", "recv"), ("isend", "irecv")], ids="-".join)
+def test_a_message_is_a_range_on_both_sides(names: tuple[str, str], tmp_path: Path) -> None:
+    """With the other side's rank."""
+
+    def message(rank: int) -> None:
+        work = getattr(dist, names[rank])(np.ones(3), 1 - rank)
+        if names[0] == "isend":
+            work.wait()
+
+    for profiled in (0, 1):
+
+        def body(rank: int, profiled: int = profiled) -> list[Event]:
+            if rank != profiled:
+                message(rank)
+                return []
+            return ranges_of(lambda: message(rank), tmp_path)
+
+        events = run_threads(body, 2)[profiled]
+        (event,) = [each for each in events if each["tid"] == events[0]["tid"]]
+        assert event["name"] == f"cydist:{names[profiled]}"
+        assert event["args"]["Peer"] == 1 - profiled
+        assert event["args"]["bytes"] == 24
+
+
+def test_calls_take_the_fast_path_again(tmp_path: Path) -> None:
+    """After the profiler has ended."""
+
+    def body() -> list[str]:
+        ranges_of(dist.barrier, tmp_path)
+        assert not _native.is_profiling()
+        entered: list[str] = []
+        group = dist.group.WORLD
+        sys.setprofile(lambda frame, event, argument: entered.append(frame.f_code.co_filename))
+        try:
+            dist.all_reduce(np.ones(4), group=group)
+        finally:
+            sys.setprofile(None)
+        return [name for name in entered if "cydist" in Path(name).parts]
+
+    assert in_a_group_of_one(body) == []
+
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import cydist.interop.torch
+backend = sys.argv[1]
+dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(3, 2))
+model(torch.ones(1, 3)).sum().backward()
+with torch.profiler.profile() as profile:
+    model(torch.ones(1, 3)).sum().backward()
+    dist.all_reduce(torch.ones(4))
+    dist.broadcast(torch.ones(4), 0)
+names = [event.key for event in profile.key_averages() if event.key.startswith(backend)]
+print(*sorted(name for name in names if not name.endswith(" until completed")))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("backend", ["cydist", "gloo"])
+def test_torchs_own_calls_are_ranges(backend: str) -> None:
+    """On torch's backend cydist the calls of a program and of DDP are, as gloo's are."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, backend], capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"{backend}:all_reduce", f"{backend}:broadcast"]
