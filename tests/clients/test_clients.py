@@ -31,11 +31,13 @@ FRAMEWORKS = {
     "torchmetrics": "torchmetrics",
     "ignite": "pytorch-ignite",
     "deepspeed": "deepspeed",
+    "ray": "ray",
 }  # by name, what pip calls them
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "DS_ACCELERATOR": "cpu",
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * DEADLINE * ROUNDS + 60)]
@@ -53,7 +55,8 @@ def start(name: str, folder: Path, backend: str, *options: str, path: Path = ROO
     """Run a framework's program with two ranks; return its exit status and what it printed."""
     folder.mkdir()
     command = [sys.executable, str(PROGRAMS / f"train_{name}.py"), str(folder), backend, *options]
-    command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    if name != "ray":  # which starts ranks itself
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environ = {**os.environ, **OFFLINE, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
     with (folder / "output").open("w+") as output:
         job = subprocess.Popen(

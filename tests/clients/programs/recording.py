@@ -1,7 +1,7 @@
 """Everything that a rank of a program here computes, saved for a comparison, and its speed.
 
-A program is started as `torchrun --nproc-per-node 2 PROGRAM FOLDER BACKEND`, and saves
-FOLDER/RANK.pt. All tensors are made from fixed seeds.
+A program is started as `torchrun --nproc-per-node 2 PROGRAM FOLDER BACKEND`, Ray's without
+torchrun, and saves FOLDER/RANK.pt. All tensors are made from fixed seeds.
 """
 
 from __future__ import annotations
