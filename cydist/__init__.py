@@ -94,6 +94,8 @@ from cydist.reduce_ops import ReduceOp
 from cydist.work import EventWork, Work
 
 if TYPE_CHECKING:
+    from cydist.api.device_mesh import DeviceMesh, init_device_mesh
+    from cydist.api.local_rank import get_node_local_rank, is_torchelastic_launched
     from cydist.api.objects import (
         all_gather_object,
         broadcast_object_list,
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
         scatter_object_list,
         send_object_list,
     )
+    from cydist.api.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
     from cydist.backends.nccl.options import ProcessGroupNCCL
     from cydist.launch.spawn import spawn
     from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
@@ -110,6 +113,9 @@ if TYPE_CHECKING:
 _LATER = {
     "cydist.backends.nccl.options": ("ProcessGroupNCCL",),
     "cydist.launch.spawn": ("spawn",),
+    "cydist.api.device_mesh": ("DeviceMesh", "init_device_mesh"),
+    "cydist.api.local_rank": ("get_node_local_rank", "is_torchelastic_launched"),
+    "cydist.api.subgroups": ("new_subgroups", "new_subgroups_by_enumeration", "split_group"),
     "cydist.api.objects": (
         "all_gather_object",
         "broadcast_object_list",
@@ -127,6 +133,7 @@ __all__ = [
     "Array",
     "AuthenticationError",
     "Backend",
+    "DeviceMesh",
     "DistBackendError",
     "DistError",
     "DistNetworkError",
@@ -180,11 +187,13 @@ __all__ = [
     "get_backend",
     "get_global_rank",
     "get_group_rank",
+    "get_node_local_rank",
     "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
     "group",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",
@@ -194,9 +203,12 @@ __all__ = [
     "is_mpi_available",
     "is_nccl_available",
     "is_shared",
+    "is_torchelastic_launched",
     "isend",
     "monitored_barrier",
     "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "recv",
     "recv_object_list",
     "reduce",
@@ -212,6 +224,7 @@ __all__ = [
     "send_object_list",
     "shrink_group",
     "spawn",
+    "split_group",
 ]
 
 
