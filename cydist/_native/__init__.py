@@ -40,7 +40,7 @@ from cydist._native.abi import (
     PAGE_BYTES,
     Link,
 )
-from cydist._native.algorithm_table import NEED_BITS, algorithms, forget_choices
+from cydist._native.algorithm_table import NEED_BITS, TRAIT_BITS, algorithms, forget_choices
 from cydist._native.array import Array, empty, of_one_kind, overlapping, totals, use_memory
 from cydist._native.asarray import asarray
 from cydist._native.call_errors import CallError
@@ -97,6 +97,7 @@ __all__ = [
     "NEED_BITS",
     "OPS",
     "PAGE_BYTES",
+    "TRAIT_BITS",
     "Array",
     "CallError",
     "Group",

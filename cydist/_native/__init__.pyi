@@ -22,6 +22,7 @@ __all__ = [
     "NEED_BITS",
     "OPS",
     "PAGE_BYTES",
+    "TRAIT_BITS",
     "Array",
     "CallError",
     "Group",
@@ -147,7 +148,7 @@ def unpack_part(array: Array, dense: Array, start: int) -> None: ...
 def of_one_kind(arrays: list[Array]) -> bool: ...
 def totals(blocks: list[Array]) -> tuple[int, int, bool]: ...
 def overlapping(arrays: Sequence[Array], outputs: int) -> list[tuple[int, int]]: ...
-def algorithms() -> list[tuple[str, int, int]]: ...
+def algorithms() -> list[tuple[int, str, int, int, int]]: ...
 
 @disjoint_base
 class Link:
@@ -305,6 +306,7 @@ ITEMSIZES: dict[str, int]
 OPS: dict[str, int]
 FLAG_BITS: dict[str, int]
 NEED_BITS: dict[str, int]
+TRAIT_BITS: dict[str, int]
 MESSAGE_TAGS: dict[str, int]
 ANY_SOURCE: int
 LARGEST_TAG: int
@@ -364,7 +366,7 @@ class Group:
     def close(self) -> None: ...
     def abort(self) -> None: ...
     def keep_choice(
-        self, collective: str, nbytes: int, algorithm: bytes, segment_bytes: int
+        self, collective: str, nbytes: int, algorithm: bytes, fallback: bytes, segment_bytes: int
     ) -> None: ...
     def fail(self, status: str, peer: int = -1, call: str = "") -> None: ...
     def announce_call(self, name: str, seq: int) -> None: ...
@@ -379,6 +381,7 @@ class Group:
         outputs: list[Array],
         *,
         algorithm: bytes,
+        fallback: bytes = b"",
         deadline_ns: int,
         seq: int,
         op: int = 0,

@@ -158,6 +158,7 @@ ctypedef struct Window:         # one rank's shared memory in this group, mapped
 
 ctypedef struct Comm
 ctypedef struct Call
+ctypedef int (*Algorithm)(Comm *t, Call *c) noexcept nogil
 
 
 ctypedef struct Windows:
@@ -327,6 +328,10 @@ ctypedef struct Call:           # one collective, as one rank sees it
     # the deadline and releases what others may need. A call that does not wait needs neither.
     void (*before_wait)(Call *c) noexcept nogil
     Fingerprint fingerprint
+    # What runs the call in place of an algorithm that finds that it cannot; the same on all ranks.
+    # NULL for algorithms that always can.
+    Algorithm fallback
+    bint adaptive               # the algorithm may run it also where it is faster
     # For the error message; set by the code that notices the failure:
     int failed_peer             # group rank, or -1
     int failed_step
@@ -342,9 +347,6 @@ ctypedef struct Call:           # one collective, as one rank sees it
 cdef inline void patiently(Call *c) noexcept nogil:
     if c.before_wait != NULL:
         c.before_wait(c)
-
-
-ctypedef int (*Algorithm)(Comm *t, Call *c) noexcept nogil
 
 
 # Return whether this member left the group while the link goes on; of this rank: whether any did.

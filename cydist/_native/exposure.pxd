@@ -5,13 +5,14 @@ then until step 2, which is the end of the call.
 
 Some processes may not access each other's memory, and some memory, such as a device's, cannot be
 accessed at all. The first call of a group tries it, and every rank checks its own blocks. When one
-rank says no, all ranks run "flat" or "staged" instead; so they do for PREMUL_SUM, whose factors
+rank says no, all ranks run the call's fallback instead; so they do for PREMUL_SUM, whose factors
 differ.
 
-With "adaptive", one rank also says no when windows are the faster way. How fast a core reads what
-another has written depends on where the host places them, and may change from one second to the
-next; so does writing what another has read. That rank measures both ways, from when all ranks have
-arrived. It tries the slower way again after 32 times as long as that takes. The bits are the same.
+With "adaptive", one rank also says no when the fallback is the faster way. How fast a core reads
+what another has written depends on where the host places them, and may change from one second to
+the next; so does writing what another has read. That rank measures both ways, from when all ranks
+have arrived. It tries the slower way again after 32 times as long as that takes. The bits are the
+same.
 
 A failing rank must not return arrays while other ranks access them: they would read data that it
 did not give, or overwrite what it does next. So it revokes access and waits for accesses that have
@@ -33,7 +34,7 @@ ctypedef struct Access:         # a call while its memory is exposed
 # The work that a call does during exposure.
 ctypedef int (*Body)(Comm *t, Call *c, Access *a) noexcept nogil
 # The work that a call does without the other ranks, while they finish. For long blocks it runs
-# first, because the others may arrive late; it then runs again if the call goes through windows.
+# first, because the others may arrive late; it then runs again if the fallback runs the call.
 ctypedef void (*LocalWork)(Comm *t, Call *c) noexcept nogil
 
 
@@ -46,8 +47,8 @@ cdef inline size_t parts_of(Comm *t, int slots) noexcept nogil:
     return max(1, (t.size + slots - 2) // slots)
 
 
-# Expose these blocks, run the body, and return when all ranks are done; or run the call through
-# windows. `local_work` may be NULL.
+# Expose these blocks, run the body, and return when all ranks are done; or run the call's fallback.
+# `local_work` may be NULL.
 cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
                      int seconds, LocalWork local_work, Body body) noexcept nogil
 

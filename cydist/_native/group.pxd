@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport Block, Call, Comm, Link
-from cydist._native.algorithm_table cimport ChosenAlgorithms, Entry
+from cydist._native.algorithm_table cimport Choice, ChosenAlgorithms
 from cydist._native.control_plane cimport ControlMessage, ControlPlane
 from cydist._native.call_queue cimport CallQueue
 
@@ -25,10 +25,10 @@ cdef class Group:
 
     cpdef close(self)
     # Run one collective: see the body.
-    cdef int run_entry(self, const Entry *entry, str collective, list inputs, list outputs,
-                       int64_t deadline_ns, uint64_t seq, int op, object factor, int root,
-                       size_t count, uint32_t sizes, int flags, size_t segment_bytes,
-                       object about) except -1
+    cdef int run_choice(self, const Choice *choice, str collective, list inputs, list outputs,
+                        int64_t deadline_ns, uint64_t seq, int op, object factor, int root,
+                        size_t count, uint32_t sizes, int flags, size_t segment_bytes,
+                        object about) except -1
     cdef void leave_comm(self) noexcept
     # The CallError of a first call that the table of the shared memory did not answer.
     cdef object without_windows(self, int status, int peer)
@@ -40,7 +40,7 @@ cdef class Group:
     # Number a call, and fill in the fields that follow from its fingerprint.
     cdef void assign_number(self, Call *c) noexcept
     # Run it; returns its Status. The caller counts it in `running`.
-    cdef int perform(self, Call *c, const Entry *entry) noexcept nogil
+    cdef int perform(self, Call *c, const Choice *choice) noexcept nogil
     # Return the exception for a Status that is not OK.
     cdef object error_of(self, const Call *c, int status)
     # End it, with the GIL held: return the exception for its Status, or None. After a failure the

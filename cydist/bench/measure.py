@@ -71,13 +71,18 @@ class Measure:
         even = op not in tuning_table.UNSIZED
         return tuning_table.candidates(op, self.ranks, self.windows, even=even)
 
-    def rivals(self, op: str, in_force: str) -> list[str]:
+    def rivals(self, op: str, nbytes: int, in_force: str) -> list[str]:
         """Return the algorithm in force and those to compare with it.
 
         If it is an algorithm that chooses during the job, those it chooses between are left out:
         which one is faster changes within the hour, with the host's placement of cores.
         """
-        known = tuning_table.WAYS_OF_ADAPTIVE[op] if in_force == "adaptive" else ()
+        known: list[str] = []
+        if (op, in_force) in tuning_table.ADAPTIVE:
+            fallback = tuning_table.fallback(
+                op, in_force, nbytes, self.ranks, even=True, commutative=True
+            )
+            known = ["direct", fallback]
         return [name for name in self.names(op) if name not in known]
 
     def in_force(self, op: str, nbytes: int) -> str:
@@ -108,7 +113,9 @@ class Measure:
     def _measure_all(self, case: Case) -> Ratios:
         """Measure every algorithm in one round, and the promising ones in the others."""
         in_force = self.in_force(case.op, case.nbytes)
-        running = self._candidates(case.op, self.rivals(case.op, in_force), self.passes[0])
+        running = self._candidates(
+            case.op, self.rivals(case.op, case.nbytes, in_force), self.passes[0]
+        )
         first = self._row(case, running, 1)
         fastest = min(measurements.median for measurements in first.values())
         hopeful = [

@@ -16,31 +16,40 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from cydist import config
-from cydist._native import COLLECTIVE_NAMES, NEED_BITS, algorithms, forget_choices
+from cydist._native import COLLECTIVE_NAMES, NEED_BITS, TRAIT_BITS, algorithms, forget_choices
 
 KiB = 1024
 MiB = 1024 * KiB
 
-# Possible needs of an algorithm; see abi.pxd.
+# Possible needs of an algorithm; see algorithm_table.pxd.
 WINDOWS = NEED_BITS["WINDOWS"]
 COMMUTATIVE = NEED_BITS["COMMUTATIVE"]
 POWER_OF_TWO = NEED_BITS["POWER_OF_TWO"]
 EVEN_BLOCKS = NEED_BITS["EVEN_BLOCKS"]
 NATIVE = NEED_BITS["NATIVE"]
+REACHABLE = NEED_BITS["REACHABLE"]
+FOUND_IN_CALL = NEED_BITS["FOUND_IN_CALL"]
 # Collectives by number. The others have no algorithms: they are made of messages.
 COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if name != "monitored_barrier")
 
 # The needs of every algorithm: (collective, name) -> Needs.
-NEEDS = {(COLLECTIVES[code], name): needs for name, code, needs in algorithms()}
+NEEDS = {(COLLECTIVES[code], name): needs for _, name, code, needs, _ in algorithms()}
 
-# These reduce in rank order with one rounding, so they give the same bits everywhere.
-ONE_ROUNDING = frozenset({"direct", "adaptive", "flat", "staged", "ordered", "ordered_scatter"})
-# These can copy from array to array.
-DIRECT = frozenset(collective for collective, name in NEEDS if name == "direct")
-# The algorithms between which "adaptive" chooses during a job, by collective.
-WAYS_OF_ADAPTIVE = {
-    each: ("direct", "staged" if each == "all_reduce" else "flat") for each in DIRECT
-}
+
+def _with_trait(trait: str) -> frozenset[tuple[str, str]]:
+    bit = TRAIT_BITS[trait]
+    return frozenset(
+        (COLLECTIVES[code], name) for _, name, code, _, traits in algorithms() if traits & bit
+    )
+
+
+# (collective, name) of those that reduce in rank order with one rounding, so they give the same
+# bits everywhere.
+ONE_ROUNDING = _with_trait("ONE_ROUNDING")
+# Those that choose during a job between "direct" and their fallback.
+ADAPTIVE = _with_trait("ADAPTIVE")
+# Collectives with algorithms that copy from array to array.
+DIRECT = frozenset(collective for (collective, _), needs in NEEDS.items() if needs & REACHABLE)
 # Former names of algorithms, which users' settings and tuning files may contain.
 FORMER_NAMES = {"either": "adaptive"}
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"})
@@ -85,8 +94,8 @@ class Rule(NamedTuple):
         )
 
 
-# Collectives that the library below a link may have itself; see src/algorithms/native.pyx.
-IN_LIBRARIES = tuple(collective for collective, name in NEEDS if name == "native")
+# Collectives that the library below a link may have itself.
+IN_LIBRARIES = tuple(collective for (collective, _), needs in NEEDS.items() if needs & NATIVE)
 # Above this many bytes cydist's algorithms are faster over the library's messages. On two ranks,
 # Open MPI 5.0 took two to ten times as long for a reduce_scatter, MPICH 5.0 twice; for a reduce 1.6
 # to 5 times from 16 KiB on, and Open MPI for an all_reduce 1.6 to 3 times from 1 MiB on, MPICH 1 to
@@ -137,10 +146,12 @@ OURS_IN_OPEN_MPI = (
 )
 
 ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
+OUT_OF_REACH = "in place of those that access arrays, where a call finds that it cannot"
 IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their steps and bytes"
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a
-# library.
+# library. A call that finds that it cannot run so, because it cannot reach the ranks' arrays or
+# because the library does not have it, takes the first row that needs neither: see `fallback`.
 # If there are windows, short arrays go through them. Up to 4 MiB the best choice depends on where
 # the host has placed the cores. In one job with alternating algorithms (CYDIST_ALGORITHM), on two
 # cores and for 64 KiB to 1 MiB, direct took 0.2 to 0.8 of the time of windows while the cores were
@@ -162,6 +173,10 @@ TABLE = (
     ),
     *(Rule(collective, "adaptive", most_bytes=4 * MiB) for collective in sorted(DIRECT - UNSIZED)),
     *(Rule(collective, "direct") for collective in sorted(DIRECT)),
+    *(
+        Rule(each, "staged" if each == "all_reduce" else "flat", constant=OUT_OF_REACH)
+        for each in sorted(DIRECT)
+    ),
     Rule("barrier", "flat"),
     *(
         Rule(each, ours, most, least_ranks=3, most_ranks=8, library="MPICH", constant=THE_LIBRARYS)
@@ -239,8 +254,27 @@ def choose(
 
     Raises ValueError if CYDIST_ALGORITHM names an unknown algorithm.
     """
-    size_class = (nbytes - 1).bit_length() if nbytes > 1 else 0
-    return _chosen(collective, size_class, ranks, windows, even, commutative, library)
+    return _chosen(collective, _size_class(nbytes), ranks, windows, even, commutative, library)
+
+
+def fallback(
+    collective: str, name: str, nbytes: int, ranks: int, *, even: bool, commutative: bool
+) -> str:
+    """Return the name of the algorithm for a call that finds that algorithm `name` cannot run it.
+
+    It goes through windows if that one does. The other arguments are those of `choose`. Returns ""
+    for an algorithm that always can.
+    """
+    needs = NEEDS[collective, name]
+    if not needs & FOUND_IN_CALL:
+        return ""
+    windows = needs & WINDOWS != 0
+    size_class = _size_class(nbytes)
+    return _chosen(collective, size_class, ranks, windows, even, commutative, "", reachable=False)
+
+
+def _size_class(nbytes: int) -> int:
+    return (nbytes - 1).bit_length() if nbytes > 1 else 0
 
 
 def choose_for_equal_blocks(
@@ -304,10 +338,12 @@ def _chosen(
     even: bool,
     commutative: bool,
     library: str,
+    reachable: bool = True,
 ) -> str:
     able = candidates(
-        collective, ranks, windows, even=even, commutative=commutative, library=library
-    )
+        collective, ranks, windows, even=even, commutative=commutative, library=library,
+        reachable=reachable,
+    )  # fmt: skip
     name = forced().get(collective)
     # A forced algorithm that cannot run here leaves the call to the table.
     if name in able:
@@ -326,14 +362,17 @@ def candidates(
     even: bool = True,
     commutative: bool = True,
     library: str = "",
+    reachable: bool = True,
 ) -> list[str]:
-    """Return the names of all algorithms whose needs such a call meets."""
+    """Return the names of all algorithms whose needs such a call meets, as far as that is known
+    before the call; without those that access arrays unless they are `reachable`."""
     offers = (
         (WINDOWS if windows else 0)
         | (COMMUTATIVE if commutative else 0)
         | (POWER_OF_TWO if ranks & (ranks - 1) == 0 else 0)
         | (EVEN_BLOCKS if even else 0)
         | (NATIVE if library else 0)
+        | (REACHABLE if reachable else 0)
     )
     return [name for (each, name), needs in NEEDS.items()
             if each == collective and needs & ~offers == 0]  # fmt: skip
@@ -362,7 +401,7 @@ def rules(collective: str, ranks: int, windows: bool, library: str = "") -> list
     rows = [] if library else [*_tuned.get((collective, ranks, windows), ())]
     rows += [rule for rule in TABLE if rule.collective == collective]
     if config.DETERMINISTIC.is_on() and collective in REDUCING:
-        rows = [rule for rule in rows if rule.name in ONE_ROUNDING]
+        rows = [rule for rule in rows if (collective, rule.name) in ONE_ROUNDING]
         rows += [rule for rule in DETERMINISTIC_TABLE if rule.collective == collective]
     return rows
 
@@ -383,7 +422,8 @@ def forced() -> dict[str, str]:
                 f"{config.ALGORITHM.names[0]}={setting!r}: no algorithm {item.strip()!r}; "
                 + (f"{collective} has {', '.join(known)}" if known else "write collective:name")
             )
-        if config.DETERMINISTIC.is_on() and collective in REDUCING and name not in ONE_ROUNDING:
+        in_order = collective not in REDUCING or (collective, name) in ONE_ROUNDING
+        if config.DETERMINISTIC.is_on() and not in_order:
             raise ValueError(
                 f"{config.ALGORITHM.names[0]}={setting!r}: {item.strip()} does not reduce in rank "
                 f"order with one rounding, as {config.DETERMINISTIC.names[0]} demands"

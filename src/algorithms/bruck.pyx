@@ -21,7 +21,7 @@ all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (19
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport ALL_GATHER, ALL_TO_ALL, NO_MEMORY, OK, Call, Comm
-from cydist._native.algorithm_table cimport EVEN_BLOCKS, MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport copy, exchange, release_buffer
 
 
@@ -97,5 +97,5 @@ cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     return status
 
 
-add(b"bruck", ALL_GATHER, MESSAGES, all_gather)
-add(b"bruck", ALL_TO_ALL, EVEN_BLOCKS, all_to_all)
+implement(b"bruck", ALL_GATHER, all_gather)
+implement(b"bruck", ALL_TO_ALL, all_to_all)

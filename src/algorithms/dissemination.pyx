@@ -25,7 +25,7 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport (
     BARRIER, EXSCAN, NO_MEMORY, OK, RANK_BITS, SCAN, Block, Call, Comm,
 )
-from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     combine, conclude, contribute, copy, exchange, release_buffer, segment_of, segment_size,
     segments_in,
@@ -97,6 +97,6 @@ cdef int scan_segment(Comm *t, Call *c, int step, Block own, bint inclusive, Blo
     return OK
 
 
-add(b"dissemination", BARRIER, MESSAGES, barrier)
-add(b"dissemination", SCAN, MESSAGES, scan)
-add(b"dissemination", EXSCAN, MESSAGES, exscan)
+implement(b"dissemination", BARRIER, barrier)
+implement(b"dissemination", SCAN, scan)
+implement(b"dissemination", EXSCAN, exscan)

@@ -28,7 +28,7 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport (
     ALL_REDUCE, NO_MEMORY, OK, RANK_BITS, Block, Call, Comm, Reduction,
 )
-from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, exchange, release_buffer, pipe_close,
     pipe_open, pipe_post, pipe_take, segment_of, segment_size, segments_in,
@@ -227,5 +227,5 @@ cdef int trade(Comm *t, Call *c, const Walk *walk, int round_, int partner,
     return pipe_close(t, c, &pipe)
 
 
-add(b"doubling", ALL_REDUCE, MESSAGES, doubling)
-add(b"halving_doubling", ALL_REDUCE, MESSAGES, halving_doubling)
+implement(b"doubling", ALL_REDUCE, doubling)
+implement(b"halving_doubling", ALL_REDUCE, halving_doubling)

@@ -16,7 +16,7 @@ operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), where it is
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport GATHER, NO_MEMORY, SCATTER, Call, Comm, Request
-from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send
 
 
@@ -57,5 +57,5 @@ cdef int scatter(Comm *t, Call *c) noexcept nogil:
     return status
 
 
-add(b"linear", GATHER, MESSAGES, gather)
-add(b"linear", SCATTER, MESSAGES, scatter)
+implement(b"linear", GATHER, gather)
+implement(b"linear", SCATTER, scatter)

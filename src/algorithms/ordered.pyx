@@ -27,7 +27,7 @@ from libc.stdlib cimport free, malloc
 from cydist._native.abi cimport (
     ALL_REDUCE, EXSCAN, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, Block, Call, Comm, Request,
 )
-from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     Pipe, block_of, complete, contribute, largest, release_buffer, pipe_close, pipe_open, pipe_post,
     pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
@@ -249,9 +249,9 @@ cdef int scatter_back(Comm *t, Call *c, size_t first_step) noexcept nogil:
     return pipe_close(t, c, &pipe)
 
 
-add(b"ordered", ALL_REDUCE, MESSAGES, all_reduce)
-add(b"ordered_scatter", ALL_REDUCE, MESSAGES, ordered_scatter)
-add(b"ordered", REDUCE, MESSAGES, reduce)
-add(b"ordered", REDUCE_SCATTER, MESSAGES, reduce_scatter)
-add(b"ordered", SCAN, MESSAGES, scan)
-add(b"ordered", EXSCAN, MESSAGES, exscan)
+implement(b"ordered", ALL_REDUCE, all_reduce)
+implement(b"ordered_scatter", ALL_REDUCE, ordered_scatter)
+implement(b"ordered", REDUCE, reduce)
+implement(b"ordered", REDUCE_SCATTER, reduce_scatter)
+implement(b"ordered", SCAN, scan)
+implement(b"ordered", EXSCAN, exscan)

@@ -22,7 +22,7 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport (
     ALL_TO_ALL, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Reduction,
 )
-from cydist._native.algorithm_table cimport COMMUTATIVE, MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     PIPE_DEPTH, Pipe, combine, conclude, contribute, copy, largest, release_buffer, pipe_close,
     pipe_open,
@@ -105,5 +105,5 @@ cdef int collect(Comm *t, Call *c, size_t segment, size_t per_step,
     return pipe_close(t, c, &pipe)
 
 
-add(b"pairwise", ALL_TO_ALL, MESSAGES, all_to_all)
-add(b"pairwise", REDUCE_SCATTER, COMMUTATIVE, reduce_scatter)
+implement(b"pairwise", ALL_TO_ALL, all_to_all)
+implement(b"pairwise", REDUCE_SCATTER, reduce_scatter)

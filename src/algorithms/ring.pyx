@@ -30,7 +30,7 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, BROADCAST, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Reduction,
 )
-from cydist._native.algorithm_table cimport COMMUTATIVE, MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, copy, largest, release_buffer,
     pipe_close,
@@ -266,7 +266,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     return pipe_close(t, c, &pipe)
 
 
-add(b"ring", ALL_REDUCE, COMMUTATIVE, all_reduce)
-add(b"ring", REDUCE_SCATTER, COMMUTATIVE, reduce_scatter)
-add(b"ring", ALL_GATHER, MESSAGES, all_gather)
-add(b"ring", BROADCAST, MESSAGES, broadcast)
+implement(b"ring", ALL_REDUCE, all_reduce)
+implement(b"ring", REDUCE_SCATTER, reduce_scatter)
+implement(b"ring", ALL_GATHER, all_gather)
+implement(b"ring", BROADCAST, broadcast)

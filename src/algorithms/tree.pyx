@@ -26,7 +26,7 @@ from libc.stdlib cimport malloc
 from cydist._native.abi cimport (
     BROADCAST, NO_MEMORY, OK, RANK_BITS, REDUCE, Block, Call, Comm, Request,
 )
-from cydist._native.algorithm_table cimport MESSAGES, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     Pipe, combine, complete, conclude, contribute, exchange, release_buffer, pipe_close, pipe_open,
     pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
@@ -178,5 +178,5 @@ cdef inline void add_up(Call *c, Block own, Block acc, const char *arrived, int 
                 acc.nbytes)
 
 
-add(b"tree", BROADCAST, MESSAGES, broadcast)
-add(b"tree", REDUCE, MESSAGES, reduce)
+implement(b"tree", BROADCAST, broadcast)
+implement(b"tree", REDUCE, reduce)

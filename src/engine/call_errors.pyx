@@ -6,9 +6,10 @@ from cydist._native.abi cimport (
     MONITORED_BARRIER, NO_CALL, NO_MEMORY, OK, PEER_LOST, POINT_TO_POINT, PRELIMINARY, RAISED,
     TIMEOUT, UNREACHABLE, Call, Fingerprint,
 )
+from cydist._native.algorithm_table cimport Entry, row_of
 from cydist._native.control_plane cimport RECENT, ControlMessage, ControlPlane
 
-from cydist._native import algorithm_table, kernels
+from cydist._native import kernels
 from cydist._native.abi import COLLECTIVE_NAMES
 
 CODES = {name: code for code, name in enumerate(COLLECTIVE_NAMES)}
@@ -67,6 +68,7 @@ cdef str describe_call(const Fingerprint *f, size_t nbytes, const Fingerprint *o
     """
     cdef bint alone = other == NULL or f.collective != other.collective or f.seq != other.seq
     cdef bint one_call = other != NULL and not alone
+    cdef const Entry *row
     cdef str name = COLLECTIVE_NAMES[f.collective] if f.collective < COLLECTIVES else "?"
     if f.collective == NO_CALL:
         return f"it has left the group without its call #{f.seq}"
@@ -103,9 +105,8 @@ cdef str describe_call(const Fingerprint *f, size_t nbytes, const Fingerprint *o
     if nbytes and (alone or (other_bytes and nbytes != other_bytes and not size)):
         parts.append(f"{nbytes} bytes in this message")
     if other == NULL or (one_call and f.algorithm != other.algorithm):
-        rows = algorithm_table.algorithms()
-        parts.append(
-            f"algorithm {rows[f.algorithm][0] if f.algorithm < len(rows) else f.algorithm}")
+        row = row_of(f.algorithm)
+        parts.append(f"algorithm {row.name.decode() if row != NULL else f.algorithm}")
     if one_call and f.detail != other.detail:
         parts.append(
             "a structured dtype's fields, sizes of blocks, sizes of coalesced arrays, and of "

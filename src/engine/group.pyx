@@ -19,7 +19,9 @@ from cydist._native.abi cimport (
     now_ns, compare_last, patiently,
 )
 from cydist._native.array cimport Array
-from cydist._native.algorithm_table cimport WINDOWS, Entry, choices_for, find, index_of, size_class
+from cydist._native.algorithm_table cimport (
+    ADAPTIVE, WINDOWS, Choice, choice_of, choices_for, number_of, size_class,
+)
 from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.call_errors cimport keep_still_accessed, recorded_failure
 from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handler
@@ -34,11 +36,10 @@ from cydist._native.sync cimport PAUSE_US, load_int, store_int
 
 from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, CallError
 
-# Importing an algorithm adds it to the table. The order determines
-# the algorithms' numbers, which fingerprints carry.
+# Importing an algorithm's module gives its rows of the table their functions.
 for algorithm in (
-    "bruck", "direct", "dissemination", "flat", "halving_doubling", "linear", "native", "ordered",
-    "pairwise", "departure", "ring", "staged", "tree",
+    "bruck", "departure", "direct", "dissemination", "flat", "halving_doubling", "linear", "native",
+    "ordered", "pairwise", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
@@ -176,13 +177,16 @@ cdef class Group:
         self.comm.library_comm = handle
         self.choices = None
 
-    def keep_choice(self, str collective, size_t nbytes, bytes algorithm, size_t segment_bytes):
-        """Store the algorithm that table.py chose for even blocks of `nbytes` in all."""
+    def keep_choice(self, str collective, size_t nbytes, bytes algorithm, bytes fallback,
+                    size_t segment_bytes):
+        """Store the algorithm that table.py chose for even blocks of `nbytes` in all, and its
+        fallback; b"": it needs none."""
         cdef int code = CODES[collective]
         if self.choices is None:
             self.choices = choices_for(self.comm.size, self.windows, self.comm.library_comm != 0)
         self.choices.segment_bytes = segment_bytes
-        self.choices.rows[code][size_class(nbytes)] = find(algorithm, code)
+        self.choices.rows[code][size_class(nbytes)] = choice_of(
+            collective, code, algorithm, fallback)
 
     @property
     def seq(self) -> int:
@@ -366,13 +370,15 @@ cdef class Group:
         return recorded_failure(&self.control_plane, self.comm.rank)
 
     def run(self, str collective, list inputs, list outputs, *, bytes algorithm,
-            int64_t deadline_ns, uint64_t seq, int op=0, factor=None, int root=-1,
-            size_t count=0, uint32_t sizes=0, int flags=0, size_t segment_bytes=0,
+            bytes fallback=b"", int64_t deadline_ns, uint64_t seq, int op=0, factor=None,
+            int root=-1, size_t count=0, uint32_t sizes=0, int flags=0, size_t segment_bytes=0,
             about=None) -> None:
         """Run one collective; block until it is complete on this rank.
 
         Args:
             inputs, outputs: Contiguous Arrays, as abi.pxd's Call lists them.
+            fallback: The algorithm that runs the call if `algorithm` finds that it cannot; b"" for
+                those that always can.
             op: A code of kernels.h; 0 if nothing is reduced.
             count, flags: Values that all ranks must agree on, besides dtype, op and root.
             sizes: Hash of the sizes of the arrays that an array is made of.
@@ -382,11 +388,9 @@ cdef class Group:
         Raises CallError; or what a signal handler raised. The other members then know of the
         failure, except for a timeout, which `Group.fail` reports.
         """
-        cdef const Entry *entry = find(algorithm, CODES[collective])
-        if entry == NULL:
-            raise ValueError(f"no algorithm for {collective} is called {algorithm.decode()!r}")
-        self.run_entry(entry, collective, inputs, outputs, deadline_ns, seq, op, factor, root,
-                       count, sizes, flags, segment_bytes, about)
+        cdef Choice choice = choice_of(collective, CODES[collective], algorithm, fallback)
+        self.run_choice(&choice, collective, inputs, outputs, deadline_ns, seq, op, factor, root,
+                        count, sizes, flags, segment_bytes, about)
 
     def run_as_chosen(self, CallRecord call not None, str collective, list inputs, list outputs,
                       size_t nbytes, int op, object factor, int root, size_t count,
@@ -395,22 +399,22 @@ cdef class Group:
         stored for `nbytes`. Returns False, before anything has happened, if there is none."""
         if self.choices is None:
             return False
-        cdef const Entry *entry = self.choices.rows[CODES[collective]][size_class(nbytes)]
-        if entry == NULL:
+        cdef Choice choice = self.choices.rows[CODES[collective]][size_class(nbytes)]
+        if choice.entry == NULL:
             return False
-        self.run_entry(entry, collective, inputs, outputs, call.deadline_in_ns(), call.seq, op,
-                       factor, root, count, call.sizes, flags, self.choices.segment_bytes, None)
+        self.run_choice(&choice, collective, inputs, outputs, call.deadline_in_ns(), call.seq, op,
+                        factor, root, count, call.sizes, flags, self.choices.segment_bytes, None)
         return True
 
-    cdef int run_entry(self, const Entry *entry, str collective, list inputs, list outputs,
-                       int64_t deadline_ns, uint64_t seq, int op, object factor, int root,
-                       size_t count, uint32_t sizes, int flags, size_t segment_bytes,
-                       object about) except -1:
-        """Run one collective with an algorithm of the table; the arguments are those of `run`."""
-        if entry.needs & WINDOWS and not self.open_windows(deadline_ns):
+    cdef int run_choice(self, const Choice *choice, str collective, list inputs, list outputs,
+                        int64_t deadline_ns, uint64_t seq, int op, object factor, int root,
+                        size_t count, uint32_t sizes, int flags, size_t segment_bytes,
+                        object about) except -1:
+        """Run one collective with a choice of algorithms; the arguments are those of `run`."""
+        if choice.entry.needs & WINDOWS and not self.open_windows(deadline_ns):
             if not self.open:       # another thread has closed it since the algorithm was chosen
                 raise failure(CLOSED, -1, -1)
-            raise ValueError(f"{entry.name.decode()} needs windows, and this group has none")
+            raise ValueError(f"{choice.entry.name.decode()} needs windows, and this group has none")
         cdef double numbers[2]
         cdef Reduction reducing
         cdef Call call
@@ -430,8 +434,9 @@ cdef class Group:
         call.segment_bytes = segment_bytes
         call.deadline_ns = deadline_ns
         call.fingerprint = Fingerprint(
-            seq, count, entry.collective, sample.dtype if sample is not None else 0, op, flags,
-            root, sizes ^ (sample.dtype_hash if sample is not None else 0), index_of(entry), 0)
+            seq, count, choice.entry.collective, sample.dtype if sample is not None else 0, op,
+            flags, root, sizes ^ (sample.dtype_hash if sample is not None else 0),
+            number_of(choice.entry), 0)
         if about is not None:
             name, subject, call.fingerprint.op = about
             call.fingerprint.collective = CODES[name]
@@ -448,7 +453,7 @@ cdef class Group:
         self.assign_number(&call)
         self.running += 1
         with nogil:
-            status = self.perform(&call, entry)
+            status = self.perform(&call, choice)
         free(blocks)
         error = self.end_call(&call, status, inputs, outputs)
         if error is not None:
@@ -480,16 +485,18 @@ cdef class Group:
         c.failed_peer = -1
         c.failed_step = -1
 
-    cdef int perform(self, Call *c, const Entry *entry) noexcept nogil:
+    cdef int perform(self, Call *c, const Choice *choice) noexcept nogil:
         cdef ControlMessage message
         cdef int status = load_int(&self.aborted)
+        c.fallback = choice.fallback
+        c.adaptive = choice.entry.traits & ADAPTIVE
         if status == OK:
             status = begin_call(&self.control_plane, &self.comm, c)
         if status == OK and self.comm.compare != NULL:
             status = self.comm.compare(&self.comm, c)
         if status == OK:
             reach(ENTER)
-            status = entry.run(&self.comm, c)
+            status = choice.entry.run(&self.comm, c)
         if status != OK and status != CLOSED:
             patiently(c)
             message = failure_message_of(c, status, self.comm.rank)

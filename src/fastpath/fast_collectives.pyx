@@ -19,7 +19,7 @@ from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, EXSCAN, GATHER, OK, REDUCE,
     REDUCE_SCATTER, SCAN, SCATTER, Block, Call, Fingerprint, Reduction, now_ns, patiently,
 )
-from cydist._native.algorithm_table cimport WINDOWS, Entry, index_of, size_class
+from cydist._native.algorithm_table cimport WINDOWS, Choice, Entry, number_of, size_class
 from cydist._native.call_queue cimport CallQueue
 from cydist._native.group cimport Group, agree_on_sizes
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
@@ -182,12 +182,12 @@ cdef inline bint read_operation(object op, int dtype, int ranks, Reduction *r, i
     return code[0] != OP_PREMUL_SUM and reduction(r, dtype, code[0], NULL, ranks) == 0
 
 
-cdef inline const Entry *try_start(Group native, int collective, size_t nbytes) noexcept:
+cdef inline const Choice *try_start(Group native, int collective, size_t nbytes) noexcept:
     """Begin the call unless another runs or is queued, or no algorithm is chosen: then NULL."""
     if native.choices is None:
         return NULL
-    cdef const Entry *entry = native.choices.rows[collective][size_class(nbytes)]
-    return entry if entry != NULL and native.call_queue.try_begin() else NULL
+    cdef const Choice *choice = &native.choices.rows[collective][size_class(nbytes)]
+    return choice if choice.entry != NULL and native.call_queue.try_begin() else NULL
 
 
 cdef extern from "Python.h" nogil:
@@ -218,7 +218,7 @@ cdef inline void prepare(FastCall *b, Group native) noexcept:
     b.timeout = native.timeout
 
 
-cdef bint run_call(object group, Group native, str name, const Entry *entry, FastCall *b, int dtype,
+cdef bint run_call(object group, Group native, str name, const Choice *kept, FastCall *b, int dtype,
                    size_t count, int op, int root, size_t nbytes, object one=None,
                    object other=None) except -1:
     """Run the call, whose blocks and reduction are filled in, and let the next call begin.
@@ -227,6 +227,8 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
         one, other: The call's arrays.
     """
     cdef Call *c = &b.call
+    cdef Choice choice = kept[0]    # which another thread may drop while this call waits
+    cdef const Entry *entry = choice.entry
     cdef int status
     cdef CallQueue queue = native.call_queue
     cdef uint64_t seq = queue.number_fast(name)
@@ -235,13 +237,13 @@ cdef bint run_call(object group, Group native, str name, const Entry *entry, Fas
     c.fingerprint = Fingerprint(
         seq, count, entry.collective, dtype, op,
         0 if entry.collective == GATHER or entry.collective == SCATTER else EVEN,
-        root, 0, index_of(entry), 0)
+        root, 0, number_of(entry), 0)
     agree_on_sizes(c, 0, 0)
     native.assign_number(c)
     native.running += 1
     if nbytes > GIL_KEPT_BYTES or entry.needs & WINDOWS == 0:
         patiently(c)
-    status = native.perform(c, entry)
+    status = native.perform(c, &choice)
     if b.thread != NULL:
         PyEval_RestoreThread(b.thread)
     queue.end()
@@ -285,14 +287,15 @@ cdef inline bint run_on_array(str name, int collective, object tensor, object gi
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = try_start(native, collective, p.nbytes)
-    if entry == NULL:
+    cdef const Choice *choice = try_start(native, collective, p.nbytes)
+    if choice == NULL:
         return False
     cdef Block block = Block(p.ptr, p.nbytes)
     b.call.inputs = &block
     b.call.outputs = &block if written or collective == BROADCAST else NULL
     b.call.op = &r if collective != BROADCAST else NULL
-    return run_call(chosen, native, name, entry, &b, p.dtype, p.count, code, root, p.nbytes, tensor)
+    return run_call(chosen, native, name, choice, &b, p.dtype, p.count, code, root, p.nbytes,
+                    tensor)
 
 
 cpdef bint all_reduce(object tensor, object op, object group) except -1:
@@ -331,7 +334,7 @@ cdef bint run_on_list(str name, int collective, object tensor, object arrays, ob
     cdef Block block
     cdef Block blocks[MOST_LISTED]
     cdef FastCall b
-    cdef const Entry *entry
+    cdef const Choice *choice
     cdef bint gathers = collective == GATHER
     cdef int rank, root, listed = 0
     chosen = resolve_group(group)
@@ -361,8 +364,8 @@ cdef bint run_on_list(str name, int collective, object tensor, object arrays, ob
             return False
         blocks[rank] = Block(each.ptr, each.nbytes)
     prepare(&b, native)
-    entry = try_start(native, collective, 0)
-    if entry == NULL:
+    choice = try_start(native, collective, 0)
+    if choice == NULL:
         return False
     block = Block(own.ptr, own.nbytes)
     b.call.inputs = &block
@@ -371,7 +374,7 @@ cdef bint run_on_list(str name, int collective, object tensor, object arrays, ob
         b.call.outputs = blocks if listed > 0 else NULL
     else:
         b.call.inputs = blocks if listed > 0 else NULL
-    return run_call(chosen, native, name, entry, &b, own.dtype, 0, OP_NONE, root,
+    return run_call(chosen, native, name, choice, &b, own.dtype, 0, OP_NONE, root,
                     own.nbytes * native.comm.size, tensor, arrays)
 
 
@@ -398,14 +401,14 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = try_start(native, ALL_GATHER, large.nbytes)
-    if entry == NULL:
+    cdef const Choice *choice = try_start(native, ALL_GATHER, large.nbytes)
+    if choice == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
     cut_blocks(native.blocks, &large, native.comm.size)
     b.call.inputs = &block
     b.call.outputs = native.blocks
-    return run_call(chosen, native, "all_gather_into_tensor", entry, &b, small.dtype, large.count,
+    return run_call(chosen, native, "all_gather_into_tensor", choice, &b, small.dtype, large.count,
                     OP_NONE, -1, large.nbytes, output, input)
 
 
@@ -425,15 +428,15 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = try_start(native, REDUCE_SCATTER, large.nbytes)
-    if entry == NULL:
+    cdef const Choice *choice = try_start(native, REDUCE_SCATTER, large.nbytes)
+    if choice == NULL:
         return False
     cdef Block block = Block(small.ptr, small.nbytes)
     cut_blocks(native.blocks, &large, native.comm.size)
     b.call.inputs = native.blocks
     b.call.outputs = &block
     b.call.op = &r
-    return run_call(chosen, native, "reduce_scatter_tensor", entry, &b, small.dtype, large.count,
+    return run_call(chosen, native, "reduce_scatter_tensor", choice, &b, small.dtype, large.count,
                     code, -1, large.nbytes, output, input)
 
 
@@ -452,14 +455,14 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = try_start(native, ALL_TO_ALL, due.nbytes)
-    if entry == NULL:
+    cdef const Choice *choice = try_start(native, ALL_TO_ALL, due.nbytes)
+    if choice == NULL:
         return False
     cut_blocks(native.blocks, &given, size)
     cut_blocks(native.blocks + size, &due, size)
     b.call.inputs = native.blocks
     b.call.outputs = native.blocks + size
-    return run_call(chosen, native, "all_to_all_single", entry, &b, due.dtype, due.count // size,
+    return run_call(chosen, native, "all_to_all_single", choice, &b, due.dtype, due.count // size,
                     OP_NONE, -1, due.nbytes, output, input)
 
 
@@ -471,7 +474,7 @@ cpdef bint barrier(object group) except -1:
         return False
     cdef FastCall b
     prepare(&b, native)
-    cdef const Entry *entry = try_start(native, BARRIER, 0)
-    if entry == NULL:
+    cdef const Choice *choice = try_start(native, BARRIER, 0)
+    if choice == NULL:
         return False
-    return run_call(chosen, native, "barrier", entry, &b, 0, 0, OP_NONE, -1, 0, None, None)
+    return run_call(chosen, native, "barrier", choice, &b, 0, 0, OP_NONE, -1, 0, None, None)

@@ -15,7 +15,7 @@ from cydist._native.abi cimport (
     COLLECTIVE_TAG, EVEN, NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Comm, Fingerprint, Link,
     Reduction, Request,
 )
-from cydist._native.algorithm_table cimport Entry, find, index_of
+from cydist._native.algorithm_table cimport Choice, choice_of, number_of
 
 
 # A reduction that tracks contributions
@@ -217,7 +217,7 @@ cdef class ScheduleRecorder:
 
     def run(self, int collective, bytes name not None, list inputs, list outputs, *, int root,
             bint commutative, bint even, size_t segment_bytes, uint64_t seq,
-            int64_t deadline_ns):
+            int64_t deadline_ns, bytes fallback=b""):
         """Run an algorithm; return its Status.
 
         Args:
@@ -225,13 +225,11 @@ cdef class ScheduleRecorder:
                 (if the reduction commutes: sum and number of the ranks in it), how often prepared,
                 how often finished.
         """
-        cdef const Entry *entry = find(name, collective)
+        cdef Choice choice = choice_of(f"collective {collective}", collective, name, fallback)
         cdef Reduction reducing
         cdef Call call
         cdef Block *blocks
         cdef int status
-        if entry == NULL:
-            raise ValueError(f"no algorithm {name!r} for collective {collective}")
         memset(&call, 0, sizeof(Call))
         reducing = Reduction(sizeof(Operand), commutative, NULL, self.comm.size, combine,
                              combine_all, prepare, finish)
@@ -247,9 +245,11 @@ cdef class ScheduleRecorder:
         call.segment_bytes = segment_bytes
         call.deadline_ns = deadline_ns
         call.fingerprint = Fingerprint(
-            seq, 0, collective, 0, 0, EVEN if even else 0, root, 0, index_of(entry), 0)
+            seq, 0, collective, 0, 0, EVEN if even else 0, root, 0,
+            number_of(choice.entry), 0)
+        call.fallback = choice.fallback
         with nogil:
-            status = entry.run(&self.comm, &call)
+            status = choice.entry.run(&self.comm, &call)
         free(blocks)
         return status
 

@@ -95,8 +95,8 @@ def test_adaptive_choice(worlds: Worlds, collective: str, size: int) -> None:
 def all_reduce(group: _native.Group, array: np.ndarray, seq: int) -> None:
     native = _native.asarray(array)
     group.run(
-        "all_reduce", [native], [native], algorithm=b"direct", op=SUM, count=array.size,
-        flags=EVEN, deadline_ns=soon(), seq=seq, segment_bytes=1 << 18,
+        "all_reduce", [native], [native], algorithm=b"direct", fallback=b"staged", op=SUM,
+        count=array.size, flags=EVEN, deadline_ns=soon(), seq=seq, segment_bytes=1 << 18,
     )  # fmt: skip
 
 

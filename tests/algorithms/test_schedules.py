@@ -51,7 +51,7 @@ def blocks(collective, p, rank, count, root, make):
 class Schedule:
     """The logs of all ranks of one call."""
 
-    def __init__(self, row, p, count, segment, root):
+    def __init__(self, row, p, count, segment, root, fallback=""):
         collective, name = row
         scratch = np.zeros(UNIT * count, np.uint8)  # nobody looks at the data
         self.p = p
@@ -62,7 +62,7 @@ class Schedule:
             status = schedule_recorder.ScheduleRecorder(link).run(
                 CODES[collective], name.encode(), inputs, outputs,
                 root=root, commutative=True, even=True, segment_bytes=segment, seq=1,
-                deadline_ns=0,
+                deadline_ns=0, fallback=fallback.encode(),
             )  # fmt: skip
             assert status == 0
             self.logs.append(link.lines())
@@ -229,6 +229,21 @@ def test_steps_fit_into_a_tag():
     assert max(steps) < 1 << 24
 
 
+@pytest.mark.parametrize("name", ["doubling", "ring"])
+def test_a_call_that_its_algorithm_cannot_run_takes_the_fallback(name):
+    """Without a library below, "native" sends the messages of the algorithm that the call names."""
+    found = Schedule(("all_reduce", "native"), 4, 100, UNIT, -1, fallback=name)
+    assert found.logs == Schedule(("all_reduce", name), 4, 100, UNIT, -1).logs
+
+
+@pytest.mark.parametrize("fallback", ["", "native", "rings"])
+def test_a_fallback_is_needed(fallback):
+    """Before anything is sent, the engine refuses an algorithm that might not run the call and has
+    no fallback that always runs."""
+    with pytest.raises(ValueError, match="needs a fallback"):
+        Schedule(("all_reduce", "native"), 2, 4, UNIT, -1, fallback=fallback)
+
+
 class Group:
     """Threads that are ranks, with elements that know who took part."""
 
@@ -257,6 +272,9 @@ class Group:
                 [block.reshape(-1).view(np.uint8) for block in outputs],
                 root=root, commutative=commutative, even=True, segment_bytes=4 * UNIT,
                 seq=self.seq, deadline_ns=time.monotonic_ns() + 30 * 10**9,
+                fallback=tuning_table.fallback(
+                    collective, name, count * UNIT, self.p, even=True, commutative=commutative
+                ).encode(),
             )  # fmt: skip
             assert status == 0
             return [tuple(map(int, part)) for block in outputs for part in block]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cydist._native import algorithms
 from cydist.tuning import table as tuning_table
 
 COLLECTIVES = tuning_table.COLLECTIVES[1:]
@@ -59,13 +60,107 @@ def test_every_call_gets_an_algorithm_that_can_run(environment, collective, dete
         ]
         assert missing == [], (call, name)
         if deterministic == "1" and collective in tuning_table.REDUCING:
-            assert name in tuning_table.ONE_ROUNDING, call
+            assert (collective, name) in tuning_table.ONE_ROUNDING, call
 
 
 def test_every_row_names_an_algorithm_that_exists():
     """The table of choices and the table of algorithms agree."""
     rules = (*tuning_table.TABLE, *tuning_table.DETERMINISTIC_TABLE)
     assert [rule for rule in rules if (rule.collective, rule.name) not in tuning_table.NEEDS] == []
+
+
+# The numbers of algorithms that ranks send each other, by name and collective. A new row is added
+# here; a change of another one would let two versions take different algorithms for the same.
+NUMBERS = {
+    "bruck": {"all_gather": 0, "all_to_all": 1},
+    "direct": {
+        "gather": 2, "scatter": 3, "broadcast": 4, "all_gather": 5, "all_to_all": 6,
+        "all_reduce": 7, "reduce": 8, "reduce_scatter": 9, "scan": 10, "exscan": 11,
+    },
+    "adaptive": {
+        "broadcast": 12, "all_gather": 13, "all_to_all": 14, "all_reduce": 15, "reduce": 16,
+        "reduce_scatter": 17, "scan": 18, "exscan": 19,
+    },
+    "dissemination": {"barrier": 20, "scan": 21, "exscan": 22},
+    "flat": {
+        "broadcast": 23, "all_gather": 24, "gather": 25, "scatter": 26, "all_to_all": 27,
+        "barrier": 28, "all_reduce": 29, "reduce": 30, "reduce_scatter": 31, "scan": 32,
+        "exscan": 33,
+    },
+    "doubling": {"all_reduce": 34},
+    "halving_doubling": {"all_reduce": 35},
+    "linear": {"gather": 36, "scatter": 37},
+    "native": {
+        "broadcast": 38, "all_reduce": 39, "reduce": 40, "barrier": 41, "all_gather": 42,
+        "reduce_scatter": 43, "all_to_all": 44,
+    },
+    "ordered": {"all_reduce": 45, "reduce": 47, "reduce_scatter": 48, "scan": 49, "exscan": 50},
+    "ordered_scatter": {"all_reduce": 46},
+    "pairwise": {"all_to_all": 51, "reduce_scatter": 52},
+    "ring": {"all_reduce": 53, "reduce_scatter": 54, "all_gather": 55, "broadcast": 56},
+    "staged": {"all_reduce": 57},
+    "tree": {"broadcast": 58, "reduce": 59},
+}  # fmt: skip
+
+
+def test_numbers_of_algorithms_are_unique():
+    """Each row of the table has a number of its own, and each pair of name and collective one."""
+    rows = algorithms()
+    assert len({number for number, *_ in rows}) == len(rows)
+    assert len({(name, code) for _, name, code, *_ in rows}) == len(rows)
+
+
+def test_numbers_of_algorithms_never_change():
+    """Fingerprints carry the number of the algorithm, so it is part of the wire format."""
+    found = {}
+    for number, name, code, *_ in algorithms():
+        found.setdefault(name, {})[tuning_table.COLLECTIVES[code]] = number
+    assert found == NUMBERS
+
+
+@pytest.mark.parametrize("deterministic", ["0", "1"], ids=["free", "deterministic"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_fallback_always_runs(environment, collective, deterministic):
+    """What takes a call that its algorithm finds it cannot run needs nothing that is found in the
+    call, nor windows where that one needs none."""
+    environment(CYDIST_DETERMINISTIC=deterministic)
+    for call in CALLS:
+        given = {key: value for key, value in call.items() if key != "windows"}
+        for (each, name), needs in tuning_table.NEEDS.items():
+            if each != collective:
+                continue
+            fallback = tuning_table.fallback(collective, name, **given)
+            assert (fallback != "") == (needs & tuning_table.FOUND_IN_CALL != 0), name
+            if fallback:
+                more = tuning_table.NEEDS[collective, fallback] & ~needs
+                found_in_call = tuning_table.NEEDS[collective, fallback] & needs
+                assert not found_in_call & tuning_table.FOUND_IN_CALL, (name, fallback)
+                allowed = tuning_table.EVEN_BLOCKS * call["even"]
+                allowed |= tuning_table.COMMUTATIVE * call["commutative"]
+                assert more & ~allowed == 0, (name, fallback)
+                if deterministic == "1" and collective in tuning_table.REDUCING:
+                    assert (collective, fallback) in tuning_table.ONE_ROUNDING, (name, fallback)
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "nbytes", "ranks", "expected"),
+    [
+        ("all_reduce", "direct", 1 << 20, 3, "staged"),
+        ("all_reduce", "adaptive", 1 << 20, 2, "staged"),
+        ("all_reduce", "direct", 8, 2, "flat"),
+        ("scan", "adaptive", 1 << 20, 2, "flat"),
+        ("gather", "direct", 0, 2, "flat"),
+        ("all_reduce", "native", 8, 3, "doubling"),
+        ("all_reduce", "native", 1 << 19, 3, "ring"),
+        ("all_gather", "native", 1 << 25, 3, "ring"),
+        ("barrier", "native", 0, 3, "dissemination"),
+        ("all_reduce", "ring", 1 << 20, 3, ""),
+    ],
+)
+def test_the_table_has_the_fallback(environment, collective, name, nbytes, ranks, expected):
+    """A call that its algorithm cannot run takes the first row that always runs."""
+    found = tuning_table.fallback(collective, name, nbytes, ranks, even=True, commutative=True)
+    assert found == expected
 
 
 def test_limits_are_powers_of_two():

@@ -37,7 +37,7 @@ def sources(folder: str) -> list[Path]:
 
 def algorithm_modules() -> dict[str, set[str]]:
     """The algorithms that each module of src/algorithms enters into the table."""
-    entered = re.compile(r"^\s*add(?:_all)?\(b\"(\w+)\"", re.M)
+    entered = re.compile(r"^\s*implement(?:_all)?\(b\"(\w+)\"", re.M)
     return {path.stem: set(entered.findall(path.read_text())) for path in sources("src/algorithms")}
 
 
@@ -211,7 +211,7 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         "src/transports/mpi/mpi_collectives.pyx", str.upper
     ),
     ("collective", "src/algorithms/native.pyx"): lambda name: has(
-        "src/algorithms/native.pyx", rf"^add\(b\"native\", {name.upper()},"
+        "src/algorithms/native.pyx", rf"^implement\(b\"native\", {name.upper()},"
     ),
     ("collective", "cydist/tuning/table.py"): is_chosen,
     ("collective", "cydist/api/collectives.py"): lambda name: any(
@@ -271,6 +271,9 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ),
     ("algorithm", "src/algorithms/"): lambda name: any(
         name in entered for entered in algorithm_modules().values()
+    ),
+    ("algorithm", "src/abi/algorithm_table.pyx"): lambda name: has(
+        "src/abi/algorithm_table.pyx", rf"^    \(\d+, b\"{name}\", [A-Z_]+, "
     ),
     ("algorithm", "src/engine/group.pyx"): lambda name: any(
         name in entered and has("src/engine/group.pyx", rf"^    .*\"{module}\",")

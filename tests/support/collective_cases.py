@@ -170,6 +170,12 @@ class Case:
             return oracle.reduced("SUM", arrays)
         return oracle.reduced(self.op, arrays)
 
+    def fallback(self, name):
+        """The algorithm that takes the call where this one finds that it cannot."""
+        return tuning_table.fallback(
+            self.collective, name, self.count * 4, self.p, even=self.even, commutative=True
+        )  # fmt: skip
+
     def run(self, group, rank, name, seq, segment, seconds):
         """Make the call on one rank; its outputs. Inputs must not change, unless in place."""
         inputs = [array.copy() for array in self.given[rank]]
@@ -188,6 +194,7 @@ class Case:
             [_native.asarray(array) for array in inputs],
             [_native.asarray(array) for array in outputs],
             algorithm=name.encode(),
+            fallback=self.fallback(name).encode(),
             deadline_ns=time.monotonic_ns() + int(seconds * 1e9),
             seq=seq,
             op=kernels.OPS[self.op] if self.op else 0,

@@ -474,11 +474,20 @@ class HostGroup(ProcessGroup):
                     even=even, commutative=True,
                     library=self.library if native.library_comm != 0 and not windows else "",
                 )  # fmt: skip
-                if known and self.fast_calls and nbytes <= WHOLE_BYTES:
-                    native.keep_choice(collective, nbytes, algorithm.encode(), segment_bytes)
+                keeps = known and self.fast_calls and nbytes <= WHOLE_BYTES
+            else:
+                keeps = False
+            fallback = tuning_table.fallback(
+                collective, algorithm, nbytes, self._size, even=even, commutative=True
+            ).encode()
+            if keeps:
+                native.keep_choice(
+                    collective, nbytes, algorithm.encode(), fallback, segment_bytes
+                )  # fmt: skip
             native.run(
                 collective, inputs, outputs,
                 algorithm=algorithm.encode(),
+                fallback=fallback,
                 deadline_ns=call.deadline_ns,
                 seq=call.seq,
                 op=code,

@@ -27,7 +27,7 @@ Three ranks, all_reduce in place (B1 is the sum of block 1):
     rank 1 [b0 b1 b2]    and pushes it over a1 and c1, which   [A0 B1 C2]
     rank 2 [c0 c1 c2]    no other rank reads                   [A0 B1 C2]
 
-Where that is impossible, `exposure` runs "flat" or "staged" instead. The same algorithms under the
+Where that is impossible, `exposure` runs the call's fallback instead. The same algorithms under the
 name "adaptive" also do that if it is faster, which one rank measures as the job runs.
 
 Source: H. Jin, S. Sur, L. Chai and D. Panda, "LiMIC: support for high-performance MPI intra-node
@@ -39,7 +39,7 @@ from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, EXSCAN, GATHER, NO_MEMORY, OK, PAGE, REDUCE,
     REDUCE_SCATTER, SCAN, SCATTER, Block, Call, Comm,
 )
-from cydist._native.algorithm_table cimport WINDOWS, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     block_of, block_start, copy, copy_block, segment_of, segments_in,
 )
@@ -452,18 +452,18 @@ cdef int sum_segment(Comm *t, Call *c, Access *a, const PrefixSums *m, Block seg
     return status
 
 
-cdef int add_all(const char *name) except -1:
-    add(name, BROADCAST, WINDOWS, broadcast)
-    add(name, ALL_GATHER, WINDOWS, all_gather)
-    add(name, ALL_TO_ALL, WINDOWS, all_to_all)
-    add(name, ALL_REDUCE, WINDOWS, all_reduce)
-    add(name, REDUCE, WINDOWS, reduce)
-    add(name, REDUCE_SCATTER, WINDOWS, reduce_scatter)
-    add(name, SCAN, WINDOWS, scan)
-    return add(name, EXSCAN, WINDOWS, exscan)
+cdef int implement_all(const char *name) except -1:
+    implement(name, BROADCAST, broadcast)
+    implement(name, ALL_GATHER, all_gather)
+    implement(name, ALL_TO_ALL, all_to_all)
+    implement(name, ALL_REDUCE, all_reduce)
+    implement(name, REDUCE, reduce)
+    implement(name, REDUCE_SCATTER, reduce_scatter)
+    implement(name, SCAN, scan)
+    return implement(name, EXSCAN, exscan)
 
 
-add(b"direct", GATHER, WINDOWS, gather)
-add(b"direct", SCATTER, WINDOWS, scatter)
-add_all(b"direct")
-add_all(b"adaptive")              # identical except in `exposure`
+implement(b"direct", GATHER, gather)
+implement(b"direct", SCATTER, scatter)
+implement_all(b"direct")
+implement_all(b"adaptive")        # identical but for its trait, which `exposure` reads

@@ -1,11 +1,10 @@
 """Access to other ranks' arrays during a call; cydist/_native/exposure.pxd explains it."""
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, COLLECTIVES, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
+    COLLECTIVES, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
     Block, Call, Comm, Windows, head_of, now_ns, patiently, slice_end,
 )
-from cydist._native.algorithm_table cimport Entry, find, index_of
 from cydist._native.pipeline cimport STREAM_BYTES, copy, copy_block, segment_of, segments_in
 from cydist._native.failpoints cimport SEND_MID, reach
 from cydist._native.window_protocol cimport (
@@ -42,7 +41,7 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     if status != OK:
         return status
     if a.scratch == 0 or (t.windows.reachable < 0 and not should_negotiate(t, c, first[0].nbytes)):
-        return fall_back_to_windows(t, c)
+        return c.fallback(t, c)
     a.step = t.windows.step
     a.next_check = now_ns() + SLICE_NS
     trial = trial_of(t, c, first, firsts)
@@ -72,9 +71,9 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
         return status
     t.windows.step += 1 + (a.scratch if usable else 0)
     if not usable:
-        status = fall_back_to_windows(t, c)
+        status = c.fallback(t, c)
     if trial != NULL and status == OK:
-        record_time(&trial.direct_ns if usable else &trial.windows_ns, began)
+        record_time(&trial.direct_ns if usable else &trial.fallback_ns, began)
     return status
 
 
@@ -83,12 +82,6 @@ cdef inline bint should_negotiate(const Comm *t, const Call *c, size_t nbytes) n
     shared memory, and be so long that one more step costs little. The same on all ranks."""
     return (t.windows.mapped != NULL and c.fingerprint.flags & EVEN != 0
             and nbytes >= NEGOTIATED_BYTES)
-
-
-cdef int fall_back_to_windows(Comm *t, Call *c) noexcept nogil:
-    """Run the call through windows."""
-    cdef int collective = c.fingerprint.collective
-    return find(b"staged" if collective == ALL_REDUCE else b"flat", collective).run(t, c)
 
 
 cdef int scratch_slots(Comm *t, Call *c) noexcept nogil:
@@ -212,7 +205,7 @@ cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
             sched_yield()
 
 
-# The choice between exposure and windows, for "adaptive"
+# The choice between exposure and the fallback, for algorithms with the trait ADAPTIVE
 
 cdef enum:
     GROUPS = 16                 # groups whose comm ids agree in four bits share a Trial
@@ -224,7 +217,7 @@ cdef enum:
 
 ctypedef struct Trial:          # measurements of calls of one collective and length
     int64_t direct_ns           # their approximate time, each way; 0: not tried
-    int64_t windows_ns
+    int64_t fallback_ns
     int64_t again_ns            # when to try the slower way next
 
 
@@ -235,14 +228,12 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
     """Return the measurements of such calls if this rank decides the way, or NULL."""
     cdef int collective = c.fingerprint.collective
     cdef size_t nbytes = firsts * first[0].nbytes
-    cdef const Entry *adaptive = find(b"adaptive", collective)
     cdef int length = 0
     # The rank that decides needs others' data, so it ends late either way.
     cdef int judge = t.size - 1 if c.root != t.size - 1 else 0
     if collective == REDUCE:
         judge = c.root
-    if (t.rank != judge or adaptive == NULL
-            or c.fingerprint.algorithm != <uint32_t>index_of(adaptive)
+    if (t.rank != judge or not c.adaptive
             or mapped_address(t, t.rank, first[0].ptr, first[0].nbytes) != NULL):
         return NULL
     while length < LENGTHS - 1 and nbytes > <size_t>SHORTEST_BYTES << length:
@@ -251,12 +242,12 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
 
 
 cdef bint should_try_direct(Trial *trial, int64_t now) noexcept nogil:
-    cdef bint slower = trial.direct_ns > trial.windows_ns
-    if trial.direct_ns == 0 or trial.windows_ns == 0:
+    cdef bint slower = trial.direct_ns > trial.fallback_ns
+    if trial.direct_ns == 0 or trial.fallback_ns == 0:
         return trial.direct_ns == 0
     if now < trial.again_ns:
         return not slower
-    trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.windows_ns), LONGEST_NS)
+    trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.fallback_ns), LONGEST_NS)
     return slower
 
 

@@ -26,7 +26,7 @@ from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, LINE, NO_MEMORY, OK,
     REDUCE, REDUCE_SCATTER, SCAN, SCATTER, TINY_BYTES, Block, Call, Comm,
 )
-from cydist._native.algorithm_table cimport WINDOWS, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport contribute, copy, largest, segment_of, segments_in
 from cydist._native.size_exchange cimport (
     BlockMove, all_ranks, block_move, exchange_sizes, gather_move, scatter_move,
@@ -274,14 +274,14 @@ cdef int exscan(Comm *t, Call *c) noexcept nogil:
     return reduce_windows(t, c, &m)
 
 
-add(b"flat", BROADCAST, WINDOWS, broadcast)
-add(b"flat", ALL_GATHER, WINDOWS, all_gather)
-add(b"flat", GATHER, WINDOWS, gather)
-add(b"flat", SCATTER, WINDOWS, scatter)
-add(b"flat", ALL_TO_ALL, WINDOWS, all_to_all)
-add(b"flat", BARRIER, WINDOWS, barrier)
-add(b"flat", ALL_REDUCE, WINDOWS, all_reduce)
-add(b"flat", REDUCE, WINDOWS, reduce)
-add(b"flat", REDUCE_SCATTER, WINDOWS, reduce_scatter)
-add(b"flat", SCAN, WINDOWS, scan)
-add(b"flat", EXSCAN, WINDOWS, exscan)
+implement(b"flat", BROADCAST, broadcast)
+implement(b"flat", ALL_GATHER, all_gather)
+implement(b"flat", GATHER, gather)
+implement(b"flat", SCATTER, scatter)
+implement(b"flat", ALL_TO_ALL, all_to_all)
+implement(b"flat", BARRIER, barrier)
+implement(b"flat", ALL_REDUCE, all_reduce)
+implement(b"flat", REDUCE, reduce)
+implement(b"flat", REDUCE_SCATTER, reduce_scatter)
+implement(b"flat", SCAN, scan)
+implement(b"flat", EXSCAN, exscan)

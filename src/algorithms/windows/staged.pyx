@@ -22,7 +22,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport ALL_REDUCE, NO_MEMORY, OK, Block, Call, Comm
-from cydist._native.algorithm_table cimport WINDOWS, add
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport block_of, contribute, copy, segment_of, segments_in
 from cydist._native.window_protocol cimport (
     FEW_RANKS, as_given, acquire_slot, consume, wait_for_all, part_bytes, publish, slot_of,
@@ -116,4 +116,4 @@ cdef inline void copy_results(Comm *t, Call *c, const StagedSegments *s, Block s
         copy(block.ptr, slot_of(t, peer, step) + s.segment, block.nbytes)
 
 
-add(b"staged", ALL_REDUCE, WINDOWS, staged)
+implement(b"staged", ALL_REDUCE, staged)
