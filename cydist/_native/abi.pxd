@@ -14,7 +14,6 @@ from cydist._native.sync cimport load_u64
 cdef enum Status:           # 0, or negative; cydist/errors.py names the class
     OK = 0
     PENDING = 1             # of a Request only: posted, not complete
-    ELSEWHERE = 2           # of Comm.collective only: the library has no such call
     TIMEOUT = -1            # the deadline passed
     PEER_LOST = -2          # the connection to a peer ended, or the peer's process did
     NO_MEMORY = -3
@@ -247,13 +246,11 @@ ctypedef struct Comm:
     # Return whether the library below may still use the memory of cancelled requests. Such memory
     # must not be freed. NULL: never.
     bint (*lingers)(Comm *t) noexcept nogil
-    # Run a call through the library's own collective, or return ELSEWHERE; all ranks agree on it.
-    # NULL, or `library_comm` is 0: there is none.
-    int (*collective)(Comm *t, Call *c) noexcept nogil
-    size_t library_comm         # the library's handle of the group
+    size_t library_comm         # the handle of the group in the library below; 0: it has none
     void *own                   # the link's own state for this group
-    # Compare that library's last call, which may have returned before it was compared. `compare`
-    # runs before each call, `drain` at the group's end.
+    # Compare the last call that the library's own collectives ran, which may have returned before
+    # it was compared. `compare` runs before each call, `drain` at the group's end. NULL: there was
+    # no such call; the algorithm sets both.
     int (*compare)(Comm *t, Call *c) noexcept nogil
     int (*drain)(Comm *t, Call *c) noexcept nogil
 

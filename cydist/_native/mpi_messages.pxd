@@ -75,6 +75,16 @@ ctypedef struct Mpi:
     pthread_t one               # the thread that made the link
 
 
+ctypedef struct FingerprintExchange:    # the exchange of a fingerprint with a neighbour
+    Request request
+    Fingerprint fingerprint     # this rank's, for comparison
+
+
+ctypedef struct FingerprintExchanges:   # Comm.own: for src/algorithms/mpi/mpi_collectives.pyx
+    FingerprintExchange of[2]   # of the last two calls, alternating
+    int calls
+
+
 cdef inline Mpi *mpi_of(const Net *net) noexcept nogil:
     return <Mpi *>net.foreign
 

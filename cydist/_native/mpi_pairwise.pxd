@@ -1,4 +1,4 @@
-"""Collectives of two ranks as one message each way: src/transports/mpi/mpi_pairwise.pyx."""
+"""Collectives of two ranks as one message each way: src/algorithms/mpi/mpi_pairwise.pyx."""
 from cydist._native.abi cimport Call, Request, Comm
 
 

@@ -106,7 +106,7 @@ MOST_OF_LIBRARIES = {"reduce_scatter": 32 * KiB, "reduce": 8 * KiB, "all_reduce"
 # 0.9 of the library's time with Open MPI 5.0 and MPICH 5.0; a barrier 0.6, and a reduce_scatter 0.3
 # to 0.75, at all sizes. In a reduce the sending rank would receive nothing and miss a mismatch, so
 # it uses the library's. Calls that only move data take one lighter message each way there, too:
-# src/transports/mpi/mpi_pairwise.pyx.
+# src/algorithms/mpi/mpi_pairwise.pyx.
 MOST_OF_OURS_FOR_TWO = {
     "all_reduce": 4 * KiB,
     "all_gather": 0,

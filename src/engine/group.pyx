@@ -38,8 +38,8 @@ from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, 
 
 # Importing an algorithm's module gives its rows of the table their functions.
 for algorithm in (
-    "bruck", "departure", "direct", "dissemination", "flat", "halving_doubling", "linear", "native",
-    "ordered", "pairwise", "ring", "staged", "tree",
+    "bruck", "departure", "direct", "dissemination", "flat", "halving_doubling", "linear",
+    "mpi_collectives", "ordered", "pairwise", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 

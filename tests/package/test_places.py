@@ -207,11 +207,8 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ),
     ("collective", "cydist/backends/nccl/plans.py"): defines("cydist/backends/nccl/plans.py"),
     ("collective", TORCH): defines(TORCH, exscan="scan"),
-    ("collective", "src/transports/mpi/mpi_collectives.pyx"): says(
-        "src/transports/mpi/mpi_collectives.pyx", str.upper
-    ),
-    ("collective", "src/algorithms/native.pyx"): lambda name: has(
-        "src/algorithms/native.pyx", rf"^implement\(b\"native\", {name.upper()},"
+    ("collective", "src/algorithms/mpi/mpi_collectives.pyx"): lambda name: has(
+        "src/algorithms/mpi/mpi_collectives.pyx", rf"^implement\(b\"native\", {name.upper()},"
     ),
     ("collective", "cydist/tuning/table.py"): is_chosen,
     ("collective", "cydist/api/collectives.py"): lambda name: any(
@@ -336,8 +333,7 @@ WITHOUT: dict[tuple[str, str], set[str]] = {
     ("operation", "cydist/testing/oracle.py"): {"PREMUL_SUM"},  # SUM, of other contributions
     ("collective", TORCH): {"scan", "exscan", "barrier"},  # made of messages
     ("collective", "cydist/backends/nccl/plans.py"): {"scan", "exscan", "barrier"},  # none, no plan
-    ("collective", "src/transports/mpi/mpi_collectives.pyx"): BY_MESSAGES,
-    ("collective", "src/algorithms/native.pyx"): BY_MESSAGES,
+    ("collective", "src/algorithms/mpi/mpi_collectives.pyx"): BY_MESSAGES,
     ("collective", "cydist/bench/buffers.py"): {"barrier"},
     ("collective", "cydist/groups/user_reduction.py"): {  # reduce nothing
         "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",

@@ -12,12 +12,9 @@ from cydist._native.libmpi cimport SUCCESS, is_done, lib
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
-from cydist._native.mpi_collectives cimport (
-    FingerprintExchanges, collective, compare_last_call, drain,
-)
 from cydist._native.mpi_messages cimport (
-    SLOTS, WITH_HEADER_BYTES, HeaderSlot, Mpi, MpiRequest, drop_mpi_requests, init_mpi, listen,
-    may_call, mpi_of, progress,
+    SLOTS, WITH_HEADER_BYTES, FingerprintExchanges, HeaderSlot, Mpi, MpiRequest, drop_mpi_requests,
+    init_mpi, listen, may_call, mpi_of, progress,
 )
 from cydist._native.shm_peers cimport LocalPeersHandle
 from cydist._native.stream_send cimport is_local
@@ -127,9 +124,6 @@ cdef class MpiLink(MessageLink):
             raise MemoryError("no memory for a group")
         MessageLink.attach_comm(self, t)
         t.lingers = lingers
-        t.collective = collective
-        t.compare = compare_last_call
-        t.drain = drain
         return 0
 
     cdef void detach_comm(self, Comm *t) noexcept:

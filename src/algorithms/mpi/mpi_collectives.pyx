@@ -1,4 +1,11 @@
-"""MPI's own collectives, non-blocking and waited for like messages.
+"""Native: MPI's own collective, where it has one with cydist's semantics.
+
+    broadcast, all_reduce, reduce, all_gather, reduce_scatter, all_to_all, barrier
+
+MPI determines steps and bytes. It also determines the bits of a sum of floats: the same on all
+ranks, and on every run if MPI promises that. MPI lacks some calls (16- and 8-bit floats, AVG,
+PREMUL_SUM), and would need a copy for others. The call's fallback runs these, on all ranks alike.
+All blocks must have one size. The calls are non-blocking and waited for like messages.
 
 MPI returns wrong numbers, or hangs, when ranks disagree on dtype, operation or count. So every rank
 also sends its fingerprint to the next rank and compares that of the rank before it: if all
@@ -10,22 +17,26 @@ begins: see `is_length_safe`.
 A short broadcast of two ranks travels with the root's fingerprint and not through MPI's broadcast,
 which would take another message. Most other exchanges of two ranks are one message each way, see
 mpi_pairwise.pyx.
+
+Source: the Message Passing Interface Forum, "MPI: A Message-Passing Interface Standard, Version
+4.1" (2023), chapter 6.
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, ELSEWHERE, JOINED, MISMATCH,
-    NO_MEMORY, OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, TIMEOUT, CHECK_TAG, Block, Call,
-    Comm,
+    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, JOINED, MISMATCH, NO_MEMORY,
+    OK, PEER_LOST, PENDING, REDUCE, REDUCE_SCATTER, TIMEOUT, CHECK_TAG, Block, Call, Comm,
     Fingerprint, Request, now_ns, patiently, slice_end,
 )
+from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send, withdraw
 from cydist._native.libmpi cimport SUCCESS, Handle, lib
 from cydist._native.linux cimport pthread_mutex_lock, pthread_mutex_unlock, usleep
 from cydist._native.mpi_messages cimport (
-    SOON_NS, Mpi, MpiRequest, added, mpi_of, new_mpi_request, next_of, on_error,
+    SOON_NS, FingerprintExchanges, FingerprintExchange, Mpi, MpiRequest, added, mpi_of,
+    new_mpi_request, next_of, on_error,
 )
 from cydist._native.mpi_pairwise cimport is_pairwise, exchange_pair, wait_with_check
 from cydist._native.stream cimport Net
@@ -36,6 +47,7 @@ cdef enum:
     MOST_OPS = 32
     EXPLAIN_NS = 500000000
     SCRATCH_BYTES = 16777216    # limit for packing separate blocks together
+    SEGMENT_BYTES = 4194304     # at least; of a fallback's all_gather, which MPI segments again
 
 cdef void *in_place = NULL      # MPI_IN_PLACE
 cdef size_t payload_bytes = 0   # limit for a broadcast that travels with a fingerprint
@@ -261,8 +273,6 @@ cdef int compare_last_call(Comm *t, Call *c) noexcept nogil:
     """Compare MPI's last call before any call, also before one that cydist's algorithms run."""
     cdef FingerprintExchanges *checks = <FingerprintExchanges *>t.own
     cdef Request *check = &checks.of[(checks.calls + 1) & 1].request
-    if checks.calls == 0:       # MPI has run none, as with windows
-        return OK
     if load_int(&check.status) == PENDING:
         patiently(c)
     return await_fingerprint(t, c, check)
@@ -318,8 +328,6 @@ cdef int drain(Comm *t, Call *c) noexcept nogil:
     cdef FingerprintExchange *last = &checks.of[(checks.calls + 1) & 1]
     cdef Request check
     cdef int status
-    if checks.calls == 0:
-        return OK
     c.fingerprint = last.fingerprint
     status = left_after(t, c)
     if status != MISMATCH:
@@ -385,6 +393,7 @@ cdef int run_beside(Comm *t, Call *c, MpiBuffers *b, Request *running) noexcept 
     cdef Block into = Block(NULL, 0)
     cdef int status = OK
     checks.calls += 1
+    t.compare, t.drain = compare_last_call, drain
     check.fingerprint = c.fingerprint
     if not carries_payload(t, c):
         status = begin_all(t, c, b, running)    # begin with this, since it takes longest
@@ -411,15 +420,11 @@ cdef int run_beside(Comm *t, Call *c, MpiBuffers *b, Request *running) noexcept 
     return status
 
 
-cdef int collective(Comm *t, Call *c) noexcept nogil:
+cdef int run_by_mpi(Comm *t, Call *c) noexcept nogil:
     cdef Request running
     cdef MpiBuffers b
     cdef bint first             # must all ranks agree before MPI begins?
     cdef int status = OK
-    if is_pairwise(t, c) and not carries_payload(t, c):
-        return exchange_pair(t, c)
-    if not is_for_library(t, c):
-        return ELSEWHERE
     first = not is_length_safe(t, c)
     if first:
         status = await_same_call(t, c)
@@ -439,3 +444,23 @@ cdef int collective(Comm *t, Call *c) noexcept nogil:
         unpack_blocks(t, c, &b)
     free(b.scratch)
     return status
+
+
+cdef int native(Comm *t, Call *c) noexcept nogil:
+    if t.library_comm != 0:
+        if is_pairwise(t, c) and not carries_payload(t, c):
+            return exchange_pair(t, c)
+        if is_for_library(t, c):
+            return run_by_mpi(t, c)
+    if c.fingerprint.collective == ALL_GATHER:
+        c.segment_bytes = max(c.segment_bytes, <size_t>SEGMENT_BYTES)
+    return c.fallback(t, c)
+
+
+implement(b"native", BROADCAST, native)
+implement(b"native", ALL_REDUCE, native)
+implement(b"native", REDUCE, native)
+implement(b"native", BARRIER, native)
+implement(b"native", ALL_GATHER, native)
+implement(b"native", REDUCE_SCATTER, native)
+implement(b"native", ALL_TO_ALL, native)
