@@ -8,7 +8,7 @@ is compared by the fingerprint that travels with the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
@@ -158,6 +158,8 @@ WHOLE_BLOCK = "allows only where the output is exactly one rank's block of the i
 WHOLE_ENTRY = "allows only where the output is exactly one entry of the input"
 SAME_MEMORY = "allows only where both are exactly the same memory"
 
+NONE_SHARED: Set[int] = frozenset()
+
 
 def check_disjoint(
     outputs: Sequence[Array],
@@ -165,7 +167,7 @@ def check_disjoint(
     call: str,
     in_place: Callable[[int, int], bool] | None = None,
     rule: str = "never allows",
-) -> set[int]:
+) -> Set[int]:
     """Check that no output shares memory with another output or with an input.
 
     Args:
@@ -175,8 +177,11 @@ def check_disjoint(
     Returns the numbers of the outputs that share memory with an input.
     """
     arrays = [*outputs, *inputs]
+    pairs = overlapping(arrays, len(outputs))
+    if not pairs:  # nearly always
+        return NONE_SHARED
     shared: set[int] = set()
-    for i, j in overlapping(arrays, len(outputs)):
+    for i, j in pairs:
         if j < len(outputs):
             raise ValueError(
                 f"{call}: outputs {i} and {j} share memory (shapes {arrays[i].shape} and "
@@ -224,6 +229,23 @@ def _steps(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]
     return steps
 
 
+def _rows(array: Array, call: str, name: str) -> int:
+    """Return the length of the dimension along which an array is cut."""
+    if array.ndim == 0:
+        raise ValueError(f"{call}: {name} has no dimension to cut; it needs at least one")
+    return array.shape[0]
+
+
+def check_divides(array: Array, p: int, call: str, name: str, sizes_name: str) -> None:
+    """Check that an array can be cut along its first dimension into `p` equal parts."""
+    rows = array.size if array.ndim == 1 else _rows(array, call, name)
+    if rows % p != 0:
+        raise ValueError(
+            f"{call}: {name} has {rows} rows, which do not divide among {p} ranks; "
+            f"pass {sizes_name}"
+        )
+
+
 def split_sizes(
     array: Array, sizes: Sequence[int] | None, p: int, call: str, name: str, sizes_name: str
 ) -> list[int]:
@@ -233,16 +255,10 @@ def split_sizes(
     Args:
         sizes: Rows of each part, p numbers that sum to the first dimension; None or empty: even.
     """
-    if array.ndim == 0:
-        raise ValueError(f"{call}: {name} has no dimension to cut; it needs at least one")
-    rows = array.shape[0]
     if sizes is None or len(sizes) == 0:
-        if rows % p != 0:
-            raise ValueError(
-                f"{call}: {name} has {rows} rows, which do not divide among {p} ranks; "
-                f"pass {sizes_name}"
-            )
+        check_divides(array, p, call, name, sizes_name)
         return [array.size // p] * p
+    rows = _rows(array, call, name)
     row = prod(array.shape[1:])
     try:
         counts = [index(size) for size in sizes]

@@ -68,7 +68,7 @@ def all_reduce_coalesced(
     flats = _flattened(prepared, arrays)
     sizes = hash_of_sizes(arrays)
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         call.sizes = sizes
         with prepared.group.coalesced():
             for flat in flats:
@@ -139,7 +139,7 @@ def all_gather_coalesced(
     into = [_flattened(prepared, arrays) for arrays in lists]
     sizes = hash_of_sizes(outputs)
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         call.sizes = sizes
         _gather(prepared.group, call, own, into)
 
@@ -205,7 +205,7 @@ def all_gather_into_tensor_coalesced(
     into = [_flattened(prepared, [blocks[rank] for blocks in parts]) for rank in range(p)]
     sizes = hash_of_sizes(inputs)
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         call.sizes = sizes
         _gather(prepared.group, call, own, into)
         for output, packed in zip(outputs, dense, strict=True):
@@ -271,7 +271,7 @@ def reduce_scatter_tensor_coalesced(
     blocks = [_flattened(prepared, [cut[rank] for cut in parts]) for rank in range(p)]
     sizes = hash_of_sizes(into)
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         call.sizes = sizes
         with prepared.group.coalesced():
             for i, flat in enumerate(own):

@@ -73,7 +73,7 @@ def broadcast(
     prepared = Prepared(chosen, "broadcast", array)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.group.broadcast(call, dense, root)
         if prepared.group.rank() != root:
             array.copy_from(dense)
@@ -124,7 +124,7 @@ def all_reduce(
     prepared = Prepared(chosen, "all_reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.reducer.all_reduce(call, dense, op)
         array.copy_from(dense)
 
@@ -177,7 +177,7 @@ def reduce(
     prepared = Prepared(chosen, "reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.reducer.reduce(call, dense, root, op)
         if prepared.group.rank() == root:
             array.copy_from(dense)
@@ -236,7 +236,7 @@ def all_gather(
     into = ContiguousCopies(outputs, filled=False)
     own = array.dense()
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.group.all_gather(call, into.arrays, own)
         into.copy_back()
 
@@ -295,7 +295,7 @@ def all_gather_into_tensor(
     prepared = Prepared(chosen, name, array)
     own = array.dense()
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.group.all_gather(call, blocks, own)
         output.copy_from(dense)
 
@@ -348,7 +348,7 @@ def gather(
     if chosen.rank() != root:
         arguments.check_absent(gather_list, "gather", "gather_list", "dst")
 
-        def send(prepared: Prepared, call: Call) -> None:
+        def send(call: Call) -> None:
             prepared.group.gather(call, own, None, root)
 
         return prepared.run(send, [], async_op, timeout)
@@ -361,7 +361,7 @@ def gather(
     )  # fmt: skip
     into = ContiguousCopies(outputs, filled=False)
 
-    def receive(prepared: Prepared, call: Call) -> None:
+    def receive(call: Call) -> None:
         prepared.group.gather(call, own, into.arrays, root)
         into.copy_back()
 
@@ -427,7 +427,7 @@ def scatter(
     else:
         arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.group.scatter(call, dense, given, root)
         output.copy_from(dense)
 
@@ -548,7 +548,7 @@ def _reduce_scatter(
     """Run a reduce_scatter. `shared`: the output shares memory with an input."""
     dense = output if output.contiguous and not shared else output.empty_like()
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.reducer.reduce_scatter(call, dense, blocks, op)
         output.copy_from(dense)
 
@@ -607,7 +607,7 @@ def all_to_all(
     into = ContiguousCopies(outputs, filled=False, apart=shared)
     own = ContiguousCopies(inputs)
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.group.all_to_all(call, into.arrays, own.arrays, False)
         into.copy_back()
 
@@ -662,24 +662,33 @@ def all_to_all_single(
     shared = arguments.check_disjoint(
         [into], [array], name, lambda *_: into.same_memory(array), arguments.SAME_MEMORY
     )
-    p = chosen.size()
-    given = arguments.split_sizes(into, output_split_sizes, p, name, "output", "output_split_sizes")
-    taken = arguments.split_sizes(array, input_split_sizes, p, name, "input", "input_split_sizes")
-    me = chosen.rank()
-    if given[me] != taken[me]:
-        raise ValueError(
-            f"{name}: rank {me} sends itself {taken[me]} elements (input_split_sizes) but "
-            f"expects {given[me]} (output_split_sizes)"
-        )
+    p, me = chosen.size(), chosen.rank()
     even = (output_split_sizes is None or len(output_split_sizes) == 0) and (
         input_split_sizes is None or len(input_split_sizes) == 0
     )
+    if even:
+        arguments.check_divides(into, p, name, "output", "output_split_sizes")
+        arguments.check_divides(array, p, name, "input", "input_split_sizes")
+        gets, gives = into.size // p, array.size // p
+    else:
+        given = arguments.split_sizes(
+            into, output_split_sizes, p, name, "output", "output_split_sizes"
+        )
+        taken = arguments.split_sizes(
+            array, input_split_sizes, p, name, "input", "input_split_sizes"
+        )
+        gets, gives = given[me], taken[me]
+    if gets != gives:
+        raise ValueError(
+            f"{name}: rank {me} sends itself {gives} elements (input_split_sizes) but "
+            f"expects {gets} (output_split_sizes)"
+        )
     prepared = Prepared(chosen, name, into)
     dense = into if into.contiguous and not shared else into.empty_like()
     parts = dense.blocks(p) if even else dense.split(given)
     own = array.dense().blocks(p) if even else array.dense().split(taken)
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.group.all_to_all(call, parts, own, even)
         into.copy_from(dense)
 
@@ -770,7 +779,7 @@ def _scan(
     prepared = Prepared(chosen, name, array, op)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         prepared.reducer.scan(call, dense, op, inclusive)
         array.copy_from(dense)
 
@@ -810,14 +819,12 @@ def barrier(
     if (chosen := usable_group(group, "barrier")) is None:
         return None
 
-    def body(prepared: Prepared, call: Call) -> None:
-        prepared.group.barrier(call)
-
     left = countdown(chosen.timeout if timeout is None else seconds(timeout, "barrier"))
     parts = chosen.backend_groups()
     for part in parts[1:]:  # all checks come before the first barrier starts
         part.check_usable("barrier")
-    works = [Prepared(part, "barrier").run(body, None, async_op, left()) for part in parts]
+    prepared = [Prepared(part, "barrier") for part in parts]
+    works = [each.run(each.group.barrier, None, async_op, left()) for each in prepared]
     begun = [work for work in works if work is not None]
     return CombinedWork(begun) if len(begun) > 1 else begun[0] if begun else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cydist import _native
@@ -38,6 +37,9 @@ class Prepared:
 
     __slots__ = ("array", "group", "name", "op", "reducer")
 
+    group: ProcessGroup
+    reducer: ProcessGroup | UserOpReducer
+
     def __init__(
         self, group: ProcessGroup, name: str, array: Array | None = None, op: Op | None = None
     ) -> None:
@@ -55,10 +57,10 @@ class Prepared:
             return
         if op is not None:
             check_op(name, op, array)
-        self.group = group.for_device(array.device)
-        if array.device != "cpu":
+        device = array.device
+        self.group = self.reducer = group.for_device(device)
+        if device != "cpu":
             self.group.check_accepts(name, array)
-        self.reducer: ProcessGroup | UserOpReducer = self.group
         if isinstance(op, UserReduction) and (array.device == "cpu" or not self.group.folds):
             self.reducer = _reducer_of(self.group, op, array)
 
@@ -70,17 +72,15 @@ class Prepared:
         return self.array if packs else self.array.dense()
 
     def run(
-        self, body: Callable[[Prepared, Call], None], result: object, async_op: bool,
-        timeout: Timeout,
-    ) -> Work | None:  # fmt: skip
-        """Run `body(self, call)` in the call's turn. Returns a Work whose result is `result` if
+        self, body: Callable[[Call], None], result: object, async_op: bool, timeout: Timeout
+    ) -> Work | None:
+        """Run `body(call)` in the call's turn. Returns a Work whose result is `result` if
         `async_op` is set, else None."""
         if is_profiling():
             return self._run_profiled(body, result, async_op, timeout)
         return self.group.execute(
-            self.name, partial(body, self), async_op=async_op, timeout=timeout, result=result,
-            array=self.array,
-        )  # fmt: skip
+            self.name, body, async_op=async_op, timeout=timeout, result=result, array=self.array
+        )
 
     def _run_profiled(
         self, body: Callable[[Prepared, Call], None], result: object, async_op: bool,

@@ -37,8 +37,9 @@ def monitored_barrier(
     """
     if (chosen := usable_group(group, "monitored_barrier")) is None:
         return
+    prepared = Prepared(chosen.as_host_group(), "monitored_barrier")
 
-    def body(prepared: Prepared, call: Call) -> None:
+    def body(call: Call) -> None:
         backend = prepared.group
         backend.announce_call(call)
         limit = seconds(timeout)
@@ -48,7 +49,7 @@ def monitored_barrier(
         else:
             _report(backend, call)
 
-    Prepared(chosen.as_host_group(), "monitored_barrier").run(body, None, False, timeout)
+    prepared.run(body, None, False, timeout)
 
 
 def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:
