@@ -52,6 +52,7 @@ from cydist._native.failpoints import holds as failpoint_holds
 from cydist._native.fast_api import fast_path, use_operation
 from cydist._native.fast_collectives import is_profiling
 from cydist._native.group import Group
+from cydist._native.group_state import GroupState
 from cydist._native.inproc import Hub, InprocLink, hub
 from cydist._native.kernels import (
     DTYPES,
@@ -101,6 +102,7 @@ __all__ = [
     "Array",
     "CallError",
     "Group",
+    "GroupState",
     "Heap",
     "HeapBuffer",
     "Hub",

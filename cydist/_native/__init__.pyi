@@ -26,6 +26,7 @@ __all__ = [
     "Array",
     "CallError",
     "Group",
+    "GroupState",
     "Heap",
     "HeapBuffer",
     "Hub",
@@ -457,6 +458,14 @@ class CallRecord:
     def __init__(self, name: str, seq: int, deadline: float, over: bool = False) -> None: ...
     def remaining(self) -> float: ...
     def wait(self, part: Any) -> None: ...
+
+@disjoint_base
+class GroupState:
+    error: BaseException | None
+    destroyed: bool
+    @property
+    def pid(self) -> int: ...
+    def is_usable(self) -> bool: ...
 
 @disjoint_base
 class CallQueue:

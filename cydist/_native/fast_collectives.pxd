@@ -21,8 +21,7 @@ cdef Group native_of(object group)
 cdef int group_rank_of(object group, Group native, object given) except -2
 cdef long small_int(object given) except? -1
 
-# Also for calls on streams: a group's fast path for arrays on GPUs, or None; whether this process
-# is another than the given one; the class of ReduceOp's members.
+# Also for calls on streams: a group's fast path for arrays on GPUs, or None; the class of
+# ReduceOp's members.
 cdef object enqueuer_of(object group)
-cdef bint forked(int pid) noexcept
 cdef object operations_class()

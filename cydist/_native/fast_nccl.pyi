@@ -5,6 +5,7 @@ UINT8: int
 
 @final
 class Enqueuer:
+    paused: bool
     def __init__(
         self,
         group: Any,

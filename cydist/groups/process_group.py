@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from cydist import _native
-from cydist._native import CallRecord
+from cydist._native import CallRecord, GroupState
 from cydist.errors import (
     DistTimeoutError,
     GroupDestroyedError,
@@ -99,12 +99,10 @@ class ProcessGroup:
         self._serial = Serial()
         self.call_queue = self._serial.call_queue
         self.waiting: tuple[str, int] | None = None  # for a message: "recv" and its peer
-        self._failed: BaseException | None = None
-        self._destroyed = False
         self.with_it: list[Callable[[], None]] = []  # objects to end with this group
         # Calls on objects so far: messages by (sender, receiver), collectives by None.
         self.object_calls: dict[tuple[int, int] | None, int] = {}
-        self._pid = os.getpid()
+        self.group_state = GroupState()
         _native.is_profiling()  # looks for torch
 
     def __repr__(self) -> str:
@@ -120,7 +118,7 @@ class ProcessGroup:
         Returns:
             The error; None while the group takes calls.
         """
-        return self._failed
+        return self.group_state.error
 
     # Implemented by a backend.
 
@@ -217,8 +215,9 @@ class ProcessGroup:
         """End every call under way with an error, now. The group has failed then."""
         self.fail(GroupFailedError(f"group {self.group_name!r} was aborted", group=self.group_name))
 
-    # Groups by kind of memory. Calls on plain GPU arrays take `fast_nccl` if there is one
-    # (_native.fast_streams).
+    # Groups by kind of memory. Calls on plain arrays take the fast path: on GPUs that of
+    # `fast_streams` if there is one, in CPU memory that of `native`, the compiled half of a
+    # HostGroup.
 
     fast_streams: object = None
 
@@ -395,8 +394,8 @@ class ProcessGroup:
             error: Why.
             call: What this rank was doing, for messages.
         """
-        if self._failed is None:
-            self._failed = error
+        if self.group_state.error is None:
+            self.group_state.error = error
 
     def check_process(self, name: str) -> None:
         """Raise ForkedError in a forked child.
@@ -407,7 +406,7 @@ class ProcessGroup:
         Raises:
             ForkedError: This process is a forked child of the rank.
         """
-        check_process(self._pid, name, self.group_name)
+        check_process(self.group_state.pid, name, self.group_name)
 
     def doing(self) -> str:
         """Return the call of the group that this rank is in, for messages.
@@ -444,21 +443,23 @@ class ProcessGroup:
             GroupFailedError: It has failed; the error's cause says why.
             ForkedError: This process is a forked child of the rank.
         """
-        if os.getpid() != self._pid:
-            self.check_process(name)
-        if self._destroyed:
+        state = self.group_state
+        if state.is_usable():
+            return
+        self.check_process(name)
+        if state.destroyed:
             raise GroupDestroyedError(
                 f"{name}: group {self.group_name!r} was destroyed", op=name, group=self.group_name
             )
-        if self._failed is not None:
+        if (failed := state.error) is not None:
             raise GroupFailedError(
                 f"{name}: group {self.group_name!r} failed earlier and takes no more calls "
-                f"({type(self._failed).__name__}: {self._failed}). Other groups still work; "
+                f"({type(failed).__name__}: {failed}). Other groups still work; "
                 "shrink_group makes one of the ranks that are left",
                 op=name,
                 group=self.group_name,
-                ranks=getattr(self._failed, "ranks", ()),
-            ) from self._failed
+                ranks=getattr(failed, "ranks", ()),
+            ) from failed
 
     def raise_pending_failure(self, name: str) -> None:
         """Raise if the group has failed, or if another rank is about to report that it has.
@@ -476,9 +477,9 @@ class ProcessGroup:
 
     def destroy(self) -> None:
         """Destroy the group. Idempotent. In a forked child the parent's group goes on."""
-        if not self._destroyed:
-            self._destroyed = True
-            if os.getpid() == self._pid:
+        if not self.group_state.destroyed:
+            self.group_state.destroyed = True
+            if os.getpid() == self.group_state.pid:
                 try:
                     for end in self.with_it:
                         end()

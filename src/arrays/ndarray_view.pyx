@@ -118,7 +118,7 @@ cdef bint view_cupy(object obj, NdarrayView *out, int *device) except -1:
     if not asked_numpy:
         learn_numpy()
     try:
-        if not obj._c_contiguous:
+        if not obj.flags.c_contiguous:
             return False
         dtype, memory = obj.dtype, obj.data
         out.count = obj.size

@@ -13,7 +13,6 @@ import sys
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 from cpython.object cimport PyObject
-from posix.unistd cimport getpid
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EVEN, EXSCAN, GATHER, OK, REDUCE,
@@ -22,6 +21,7 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport WINDOWS, Choice, Entry, number_of, size_class
 from cydist._native.call_queue cimport CallQueue
 from cydist._native.group cimport Group, agree_on_sizes
+from cydist._native.group_state cimport process_id
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
 from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_array, is_multiple
 from cydist._native.sync cimport load_int
@@ -31,6 +31,7 @@ cdef Group default_native = None    # its compiled half
 cdef bint default_fast_messages = False  # whether its messages may use the fast path
 cdef object default_streams = None  # its fast path for arrays on GPUs, if it has one
 cdef object operations = None        # the class of ReduceOp's members
+cdef const int *process = process_id()
 
 
 def use_operations(object members) -> None:
@@ -42,7 +43,7 @@ def use_operations(object members) -> None:
 def use_default(object group) -> None:
     """Set the group that None means; None: use the general path."""
     global default_group, default_native, default_fast_messages, default_streams
-    found = getattr(group, "_native", None)
+    found = getattr(group, "native", None)
     default_native = found if isinstance(found, Group) else None
     default_group = None if default_native is None else group
     default_fast_messages = default_group is not None and group.fast_messages
@@ -59,10 +60,6 @@ cdef object enqueuer_of(object group):
     return default_streams if group is None else getattr(group, "fast_streams", None)
 
 
-cdef bint forked(int pid) noexcept:
-    return pid != process
-
-
 cdef object operations_class():
     return operations
 
@@ -70,25 +67,6 @@ cdef object operations_class():
 cdef bint has_fast_messages(object group) except -1:
     """Return whether the group's messages need only the checks of fast_p2p.pyx."""
     return default_fast_messages if group is default_group else group.fast_messages
-
-
-cdef extern from "pthread.h" nogil:
-    int pthread_atfork(void *, void *, void (*)() noexcept nogil)
-
-cdef int process = getpid()     # the system call costs more than all other checks
-
-
-cdef void in_child() noexcept nogil:
-    global process
-    process = getpid()
-
-
-pthread_atfork(NULL, NULL, in_child)
-
-
-def is_other_process(int pid) -> bool:
-    """Return whether this process is not `pid`, but a forked child of it."""
-    return forked(pid)
 
 
 # Whether torch.profiler runs. While it does, calls leave the fast path, and the general path shows
@@ -121,7 +99,7 @@ def is_profiling() -> bool:
 
 cdef inline bint usable(Group native) noexcept:
     """Return whether it belongs to this process and is open and intact."""
-    return (native.pid == process and native.open and load_int(&native.aborted) == OK
+    return (native.pid == process[0] and native.open and load_int(&native.aborted) == OK
             and load_int(&native.control_plane.failed) == OK)
 
 
@@ -133,7 +111,7 @@ cdef Group native_of(object group):
         return None
     if group is default_group:
         return default_native if default_native is not None and usable(default_native) else None
-    found = getattr(group, "_native", None)
+    found = getattr(group, "native", None)
     if type(found) is not Group:
         return None
     native = <Group>found

@@ -14,7 +14,8 @@ from cydist._native.kernels import DTYPES
 from cydist._native.call_queue cimport CallQueue
 from cydist._native.kernels cimport OP_PREMUL_SUM
 from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_cupy, view_torch, is_multiple
-from cydist._native.fast_collectives cimport forked, small_int, operations_class, enqueuer_of
+from cydist._native.group_state cimport GroupState
+from cydist._native.fast_collectives cimport small_int, operations_class, enqueuer_of
 
 cdef enum:
     NCCL_UINT8 = 1              # ncclDataType_t: data that are only moved go as bytes
@@ -37,17 +38,21 @@ cdef class Enqueuer:
         call, flight, work: The classes of the objects that record a call.
     """
     cdef CallQueue call_queue   # of the group
+    cdef GroupState state, host_state   # of the group, and of its host group
     cdef object group, gpu, lib, comm, binding, watch, lock, stream
     cdef object torch, at_once, new_call, new_flight, new_work
     cdef object owned           # a type whose arrays belong to the GPU's library
     cdef object order           # an event: orders the group's stream after a caller's
     cdef dict operations        # by operation and dtype, as `at_once` returns them
-    cdef int rank, size, index, pid
+    cdef int rank, size, index
+    cdef public bint paused     # calls take the general path, which collects them
 
     def __init__(self, object group, object comm, object watch, object lock, object stream,
                  object torch, object at_once, object call, object flight, object work):
         self.group = group
         self.call_queue = group.call_queue
+        self.state = group.group_state
+        self.host_state = group.host.group_state
         self.gpu = group.gpu
         self.lib = self.gpu.lib
         self.comm = comm
@@ -64,7 +69,6 @@ cdef class Enqueuer:
         self.rank = group.rank()
         self.size = group.size()
         self.index = self.gpu.index
-        self.pid = group._pid
 
     cdef object view_array(self, object tensor, NdarrayView *out):
         """Return the library of a plain array on the group's GPU; None for anything else."""
@@ -106,21 +110,20 @@ cdef class Enqueuer:
             found = self.operations[key] = self.at_once(op, names[dtype])
             return found
 
-    cdef bint usable(self) except -1:
+    cdef bint usable(self) noexcept:
         """Return whether no special case needs the general path."""
-        group = self.group
-        return not (forked(self.pid) or group._destroyed or group._failed is not None
-                    or group.host._failed is not None or group._blocking_wait
-                    or group._collected is not None)
+        return self.state.is_usable() and self.host_state.error is None and not self.paused
 
     cdef object enqueue_if_plain(self, str name, tuple note, object function, tuple arguments,
-                                 object library, object result, object other, bint async_op):
+                                 object library, object result, object other, bint async_op,
+                                 object source=None):
         """Enqueue NCCL's function, with a stream as last argument, under the group's lock.
 
         Args:
             note: None for a message.
             library: Whose current stream the call follows.
             result, other: The call's arrays; the first is written.
+            source: The sender's global rank, of a receive.
         """
         self.lock.acquire()
         try:
@@ -131,13 +134,13 @@ cdef class Enqueuer:
             if self.gpu.is_captured(current) or (async_op and self.gpu.is_captured(self.stream)):
                 return NOT_FAST
             return self.enqueue(name, note, function, arguments, library, result, other, async_op,
-                                current)
+                                current, source)
         finally:
             self.lock.release()
 
     cdef object enqueue(self, str name, tuple note, object function, tuple arguments,
                         object library, object result, object other, bint async_op,
-                        object current):
+                        object current, object source):
         group, watch = self.group, self.watch
         cdef double deadline = now_ns() * 1e-9 + <double>group.timeout
         call = self.new_call(name, 0, deadline)
@@ -165,7 +168,7 @@ cdef class Enqueuer:
             call.over = True
         flight.event = event
         if async_op:
-            return self.new_work(group, flight, [result], [current], library, False)
+            return self.new_work(group, flight, [result], [current], library, False, source)
         flight.reusable = True
         return None
 
@@ -318,9 +321,7 @@ cdef object send_or_recv(str name, bint sends, object tensor, object given, obje
     cdef long label = small_int(tag)
     if peer < 0 or peer == self.rank or not 0 <= label <= LARGEST_TAG:
         return NOT_FAST
-    done = self.enqueue_if_plain(
+    return self.enqueue_if_plain(
         name, None, self.comm.send if sends else self.comm.recv,
-        (<size_t>p.ptr, p.nbytes, NCCL_UINT8, peer), library, tensor, None, async_op)
-    if async_op and not sends and done is not NOT_FAST:
-        done._source = self.group.ranks[peer]
-    return done
+        (<size_t>p.ptr, p.nbytes, NCCL_UINT8, peer), library, tensor, None, async_op,
+        None if sends else self.group.ranks[peer])

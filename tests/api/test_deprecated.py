@@ -125,4 +125,4 @@ def test_the_groups_of_entries_end_with_theirs(monkeypatch: pytest.MonkeyPatch) 
 
     run_threads(body, 2)
     assert len(made) == 2 * 2 * 2
-    assert all(group._destroyed for group in made)
+    assert all(group.group_state.destroyed for group in made)

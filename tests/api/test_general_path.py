@@ -97,7 +97,7 @@ def compiled_calls_of(call: Callable[[], object], monkeypatch: pytest.MonkeyPatc
     called: list[str] = []
     group: Any = dist.group.WORLD
     with monkeypatch.context() as patch:
-        patch.setattr(group, "_native", Counted(group._native, called))
+        patch.setattr(group, "native", Counted(group.native, called))
         patch.setattr(group, "call_queue", Counted(group.call_queue, called))
         for module in [each for name, each in sys.modules.items() if name.startswith("cydist.")]:
             for name, value in list(vars(module).items()):

@@ -130,7 +130,7 @@ def test_an_interrupted_call_behind_an_asynchronous_one_writes_nothing_more(tran
         def wait_until(work: Any, deadline: float) -> bool:
             work_class.wait_until = original  # type: ignore[method-assign]
             assert first.wait(30)
-            while group._native.seq < 2:
+            while group.native.seq < 2:
                 first.wait_until(0)
             begun.set()
             raise CtrlC

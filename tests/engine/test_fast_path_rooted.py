@@ -132,9 +132,9 @@ def test_lists_it_leaves(name: str) -> None:
         own = np.ones(2)
         dist.gather(own, [np.ones(2)])
         assert fast_collectives.gather(own, [np.ones(2)], 0, group)
-        seq = group._native.seq
+        seq = group.native.seq
         assert not fast_collectives.gather(own, lists()[name], 0, group)
-        assert group._native.seq == seq
+        assert group.native.seq == seq
 
     run_threads(body, 1)
 

@@ -283,12 +283,12 @@ def captured_scratch(cupy: Any) -> None:
 def ended(group: Any) -> tuple[BaseException, float]:
     """What a group fails on, and after how many seconds."""
     start = time.monotonic()
-    while group._failed is None:
+    while group.error is None:
         assert time.monotonic() - start < LIMIT, "the group does not fail"
         time.sleep(0.01)
         if group._watch.oldest is None:
             group._watch.poll()
-    return group._failed, time.monotonic() - start
+    return group.error, time.monotonic() - start
 
 
 @contextlib.contextmanager
@@ -298,7 +298,7 @@ def as_soon_as_it_comes(group: Any) -> Iterator[None]:
     try:
         yield
     except dist.DistError:
-        assert group._failed is not None
+        assert group.error is not None
 
 
 def faults() -> dict[str, Any]:

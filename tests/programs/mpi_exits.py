@@ -113,7 +113,7 @@ def failed_in_two_jobs():
         for _ in range(4):
             group = dist.new_group()
             dist.barrier(group)
-            own += group._native.library_comm != 0
+            own += group.native.library_comm != 0
             dist.barrier(spare)
             dist.abort(group)
             dist.destroy_process_group(group)

@@ -30,7 +30,7 @@ def beside_tcp():
             assert [sum(each)] * 500 == array.tolist()
     own = [group for group in groups if group]
     assert dist.get_pg_count() == 1 + len(own)
-    with_one = sum(group._native.library_comm != 0 for group in own)
+    with_one = sum(group.native.library_comm != 0 for group in own)
     print(
         f"rank {rank}: {len(endpoint._open)} for all groups, {with_one} communicators", flush=True
     )

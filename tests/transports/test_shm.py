@@ -158,7 +158,7 @@ def test_when_memory_is_spent_groups_do_without() -> None:
             x = np.full(3, rank + 1.0)
             dist.all_reduce(x, group=group)
             assert (x == 3).all()
-        return [group._native.windows for group in groups]
+        return [group.native.windows for group in groups]
 
     original = shm_setup.BYTES_PER_RANK
     shm_setup.BYTES_PER_RANK = 3 << 20
@@ -224,7 +224,7 @@ def test_ranks_of_one_host_share() -> None:
     """Without any setting, ranks of one host have windows."""
 
     def body(rank: int) -> bool:
-        return bool(dist.group.WORLD._native.windows)
+        return bool(dist.group.WORLD.native.windows)
 
     assert run_threads(body, 3, "tcp") == [True] * 3
 
@@ -236,7 +236,7 @@ def test_sockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int) -> tuple[bool, float]:
         x = np.ones(1)
         dist.all_reduce(x)
-        return bool(dist.group.WORLD._native.windows), float(x[0])
+        return bool(dist.group.WORLD.native.windows), float(x[0])
 
     assert run_threads(body, 2, "tcp") == [(False, 2.0)] * 2
 
@@ -250,8 +250,8 @@ def test_a_rank_that_cannot_share(monkeypatch: pytest.MonkeyPatch) -> None:
         x = np.ones(1)
         dist.all_reduce(x)
         pair = dist.new_group([0, 1])
-        mixed = dist.group.WORLD._native.windows
-        return int(x[0]), bool(mixed), bool(pair and pair._native.windows)
+        mixed = dist.group.WORLD.native.windows
+        return int(x[0]), bool(mixed), bool(pair and pair.native.windows)
 
     results = run_threads(body, 3, "tcp")
     assert [(total, mixed) for total, mixed, _ in results] == [(3, False)] * 3
@@ -310,7 +310,7 @@ def test_memory_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int) -> tuple[bool, float]:
         x = np.ones(1)
         dist.all_reduce(x)
-        return bool(dist.group.WORLD._native.windows), float(x[0])
+        return bool(dist.group.WORLD.native.windows), float(x[0])
 
     assert run_threads(body, 2, "tcp") == [(False, 2.0)] * 2
 
@@ -405,7 +405,7 @@ import cydist as dist
 
 how, rank = sys.argv[1], int(os.environ["RANK"])
 dist.init_process_group("tcp", timeout=60)
-assert dist.group.WORLD._native.windows
+assert dist.group.WORLD.native.windows
 x = np.ones(1 << 20)
 dist.all_reduce(x)
 if rank == 1:

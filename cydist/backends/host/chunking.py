@@ -92,7 +92,7 @@ def true_on_all_ranks(
     """
     bits = _native.asarray(arrays.array("B", [here]))
     with group.failures(call.name, call.seq, call.deadline, call.began):
-        group._native.run(
+        group.native.run(
             "all_reduce", [bits], [bits],
             algorithm=b"flat" if group._open_windows(call) else b"doubling",
             deadline_ns=call.deadline_ns,

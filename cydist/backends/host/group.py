@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native
-from cydist._native import ANY_SOURCE, fast_collectives
+from cydist._native import ANY_SOURCE
 from cydist.backends.host import traffic
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
@@ -75,9 +75,9 @@ class HostGroup(ProcessGroup):
         self._endpoint = endpoint.share()
         self._peers = tuple(peers)
         self._comm_id = comm_id_of(name, self._peers)
-        self._native = _native.Group(endpoint.link, self._peers, rank, self._comm_id)
+        self.native = _native.Group(endpoint.link, self._peers, rank, self._comm_id)
         super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
-        self._native.call_queue = self.call_queue
+        self.native.call_queue = self.call_queue
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
         self._drain_until = math.inf  # set by leave_job: how long `drain` waits
@@ -101,17 +101,17 @@ class HostGroup(ProcessGroup):
     @property
     def timeout(self) -> float:
         """Return the default time limit of a call, in seconds."""
-        return self._native.timeout  # the fast path reads it there without calling Python
+        return self.native.timeout  # the fast path reads it there without calling Python
 
     @timeout.setter
     def timeout(self, timeout: float | timedelta) -> None:
-        self._native.timeout = duration(timeout)  # compiled code converts it to nanoseconds
+        self.native.timeout = duration(timeout)  # compiled code converts it to nanoseconds
 
     @property
     def windows(self) -> bool:
         """Return whether the ranks can map each other's memory."""
         with self.failures("the first call", None, self.deadline(None)):
-            return self._native.windows
+            return self.native.windows
 
     def share(self, nbytes: int) -> memoryview | None:
         link = self._endpoint.link
@@ -187,7 +187,7 @@ class HostGroup(ProcessGroup):
         last call.
         """
         call = self.last_call()
-        if self._failed is not None or call is None:
+        if self.error is not None or call is None:
             return
         leaves = self._membership is not None or sys.exc_info()[0] is not None
         deadline = min(self.deadline(DRAIN_SECONDS), self._drain_until, self._endpoint.drain_until)
@@ -201,7 +201,7 @@ class HostGroup(ProcessGroup):
 
     def compare_last(self, deadline: float, leaves: bool) -> None:
         """Run the part of `drain` that raises CallError."""
-        self._native.compare_last(int(deadline * 1e9), leaves)
+        self.native.compare_last(int(deadline * 1e9), leaves)
 
     def close(self) -> None:
         try:
@@ -214,7 +214,7 @@ class HostGroup(ProcessGroup):
         if self._staged is not None:
             self._staged.close()
         self._endpoint.groups.pop(self._comm_id, None)
-        self._native.close()
+        self.native.close()
         self._messages.clear()
         if self._membership is not None:
             self._membership.close()
@@ -223,30 +223,29 @@ class HostGroup(ProcessGroup):
         self._endpoint.release()
 
     def abort(self) -> None:
-        self._native.abort()
+        self.native.abort()
         super().abort()
 
     def check_usable(self, name: str) -> None:
         """As the base class. Raises ValueError for bad settings before anything is sent."""
-        other_process = fast_collectives.is_other_process(self._pid)  # needs no system call
-        if self._failed is not None or self._destroyed or other_process:
+        if not self.group_state.is_usable():  # so that most calls need no second function
             super().check_usable(name)
         tuning_table.check()
 
     def announce_call(self, call: Call) -> None:
         with self.failures(call.name, call.seq, call.deadline):
-            self._native.announce_call(call.name, call.seq)
+            self.native.announce_call(call.name, call.seq)
 
     def fail(self, error: BaseException, call: str = "") -> None:
         """As the base class. Also notifies the other members, unless the engine has, and ends every
         message here."""
-        if self._failed is not None:
+        if self.error is not None:
             return
         super().fail(error, call)
         if isinstance(error, GroupDestroyedError):
             return
         try:
-            if isinstance(error, DistTimeoutError) and not self._native.failure_is_known:
+            if isinstance(error, DistTimeoutError) and not self.native.failure_is_known:
                 # First, so that ranks that learn of it leave their calls.
                 awaited = [self.ranks.index(rank) for rank in error.ranks if rank in self.ranks]
                 moved = traffic.snapshot(self._traffic_with, awaited)
@@ -257,7 +256,7 @@ class HostGroup(ProcessGroup):
 
     def _broadcast_failure(self, error: BaseException, call: str) -> None:
         about = error.ranks[:1] if isinstance(error, DistError) else ()
-        self._native.fail(
+        self.native.fail(
             status_of(error),
             self.ranks.index(about[0]) if about and about[0] in self.ranks else -1,
             call,
@@ -269,7 +268,7 @@ class HostGroup(ProcessGroup):
 
     def report(self) -> PeerReport:
         """Return what this rank is doing, for a rank that has given up on it."""
-        failed = "" if self._failed is None else f"; the group has failed on it: {self._failed}"
+        failed = "" if self.error is None else f"; the group has failed on it: {self.error}"
         own_process = self._endpoint.own_process
         return PeerReport(
             f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
@@ -332,7 +331,7 @@ class HostGroup(ProcessGroup):
     ) -> Work:
         post = _native.isend if name == "send" else _native.irecv
         message = post(
-            self._native, array, peer, wire_tag(tag), about=about, layout=self.layout_of(array)
+            self.native, array, peer, wire_tag(tag), about=about, layout=self.layout_of(array)
         )
         return P2PWork(self, name, peer, self._keep(message))
 
@@ -457,7 +456,7 @@ class HostGroup(ProcessGroup):
         elif op is not None:
             code, factor = op_and_factor(op)
         flags |= EVEN if even else 0
-        native = self._native
+        native = self.native
         # Otherwise sizes differ, or a rank does not know all.
         known = not algorithm and (even or collective in tuning_table.UNSIZED)
         try:
@@ -500,7 +499,7 @@ class HostGroup(ProcessGroup):
             )  # fmt: skip
         except _native.CallError as ended:
             raise self._error_of(ended, call.name, call.seq, call.deadline, call.began) from (
-                self._failed
+                self.error
             )
 
     def prepare_first(self, call: Call) -> None:
@@ -509,7 +508,7 @@ class HostGroup(ProcessGroup):
     def _open_windows(self, call: Call) -> bool:
         """Return whether the group has windows; its first call may wait for that."""
         with self.failures(call.name, call.seq, call.deadline, call.began):
-            return self._native.open_windows(call.deadline_ns)
+            return self.native.open_windows(call.deadline_ns)
 
     def failed_call(self, name: str, seq: int, ended: BaseException) -> None:
         """Fail the group after a call on the fast path, and raise the error for how it ended."""
@@ -529,13 +528,13 @@ class HostGroup(ProcessGroup):
         try:
             yield
         except _native.CallError as ended:
-            raise self._error_of(ended, name, seq, deadline, started) from self._failed
+            raise self._error_of(ended, name, seq, deadline, started) from self.error
 
     def _error_of(
         self, ended: _native.CallError, name: str, seq: int | None, deadline: float, began: float
     ) -> DistError:
         """Return the exception for a failure of the engine."""
-        failure = self._native.explain(ended)
+        failure = self.native.explain(ended)
         why = self.peer_error(failure.peer)
         host, beside = "", []
         if failure.status == "peer_lost":
@@ -564,7 +563,7 @@ class HostGroup(ProcessGroup):
         if not 0 <= rank < self._size:
             return ""
         peer = self._peers[rank]
-        parted = "it has left the group" if self._native.has_left(rank) else ""
+        parted = "it has left the group" if self.native.has_left(rank) else ""
         return self._endpoint.link.lost(peer) or parted or self._endpoint.peer_error(peer)
 
 

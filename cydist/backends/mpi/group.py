@@ -56,7 +56,7 @@ class MpiGroup(HostGroup):
     def compare_last(self, deadline: float, leaves: bool) -> None:
         """As the base class; calls that MPI ran are first compared with the previous rank's."""
         if self._comm is not None:
-            self._native.drain(int(deadline * 1e9))
+            self.native.drain(int(deadline * 1e9))
         super().compare_last(deadline, leaves)
 
     def _close(self) -> None:
@@ -66,7 +66,7 @@ class MpiGroup(HostGroup):
             # Open MPI and MPICH free a communicator without waiting for its other members, and may
             # reuse its number. A new communicator would then receive their messages to this one:
             # from a failed call, or from a rank that `shrink_group` left out.
-            if self._failed is None and self._membership is None:
+            if self.error is None and self._membership is None:
                 comm.Free()
             else:
                 Communicators.leaked += 1
@@ -96,18 +96,18 @@ class MpiGroup(HostGroup):
         neighbour has detected. So a receive without a sender waits for the report: it ends with the
         report, or when no other rank is left."""
         super().raise_pending_failure(name)
-        if not self._native.library_comm:
+        if not self.native.library_comm:
             return
         deadline = time.monotonic() + DRAIN_SECONDS
         nothing = _native.asarray(bytearray(1))
-        news = _native.irecv(self._native, nothing, _native.ANY_SOURCE, UNSENT_TAG)
+        news = _native.irecv(self.native, nothing, _native.ANY_SOURCE, UNSENT_TAG)
         try:
             news.wait(int(deadline * 1e9))
         finally:
             news.cancel()
         try:
             with self.failures(name, None, deadline):
-                self._native.poll_control()
+                self.native.poll_control()
         except Exception as error:
             self.fail(error, name)
             raise
@@ -170,11 +170,11 @@ class MpiGroup(HostGroup):
             if made is not None:
                 self._comm = made
                 Communicators.made += 1
-                self._native.library_comm = MPI._handleof(made)
+                self.native.library_comm = MPI._handleof(made)
                 return
             self.check_usable(call.name)  # a thread or another rank may have ended the group
             with self.failures(call.name, call.seq, call.deadline, call.began):
-                self._native.poll_control()
+                self.native.poll_control()
             if call.remaining() == 0:
                 raise from_call_error(
                     _native.CallError("timeout", -1), call.name, self.group_name, self.ranks,

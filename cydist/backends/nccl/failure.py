@@ -152,7 +152,7 @@ class FailureMixin(ProcessGroup):
 
     def on_refused(self, call: StreamCall, error: BaseException) -> None:
         """Fail the group for an exception during enqueuing, and raise cydist's error for it."""
-        if self._failed is not None:  # it was ended by another thread
+        if self.error is not None:  # it was ended by another thread
             raise self.failure_of(call) from error
         nccl_error = self.binding.as_nccl_error(error)
         if nccl_error is None:
@@ -173,9 +173,9 @@ class FailureMixin(ProcessGroup):
         """Make sure that the group has failed. The watchdog may already be failing it."""
         if not self._watch.take_over():
             end = time.monotonic() + 2 * LOST_SECONDS
-            while self._failed is None and time.monotonic() < end:
+            while self.error is None and time.monotonic() < end:
                 time.sleep(0.01)
-        if self._failed is None:
+        if self.error is None:
             self._on_unnamed_loss(call, text)
 
     # Failing.
@@ -186,7 +186,7 @@ class FailureMixin(ProcessGroup):
         """As the base class. Also ends the communicator, which ends the work on the GPU, and
         notifies the other ranks."""
         with self._broadcasting:
-            if self._failed is not None:
+            if self.error is not None:
                 return
             self._ended_by = ended_by
             super().fail(error, call)
@@ -211,7 +211,7 @@ class FailureMixin(ProcessGroup):
 
     def on_control_error(self, error: DistError) -> None:
         """Fail this rank because another one has failed, which itself notifies all ranks."""
-        if self._failed is None:
+        if self.error is None:
             ProcessGroup.fail(self, error)
             self._watch.stop()
             self.end_comm(abort=True)
@@ -224,7 +224,7 @@ class FailureMixin(ProcessGroup):
 
     def abandon(self) -> None:
         """End the calls under way here, and take no more, without notifying the other ranks."""
-        if self._failed is None:
+        if self.error is None:
             ProcessGroup.fail(
                 self,
                 GroupFailedError(f"group {self.group_name!r} is replaced", group=self.group_name),
@@ -271,7 +271,7 @@ class FailureMixin(ProcessGroup):
 
     def check_usable(self, name: str) -> None:
         """As the base class. Also reads failures that the host group has received."""
-        if self._failed is None and self.host.error is not None:
+        if self.error is None and self.host.error is not None:
             if (told := self.control_error()) is not None:
                 self.on_control_error(told)
             else:
@@ -280,13 +280,13 @@ class FailureMixin(ProcessGroup):
 
     def failure(self, flight: InFlight) -> BaseException | None:
         """Return the error of an unfinished call; None while it may still succeed."""
-        if flight.over or self._failed is None:
+        if flight.over or self.error is None:
             return None
         return self.failure_of(flight.call)
 
     def failure_of(self, call: StreamCall) -> BaseException:
         """Return the group's failure for one of the calls that it ended."""
-        cause = self._failed
+        cause = self.error
         assert cause is not None
         if isinstance(cause, DistError):
             # Messages have no number, and several may have the same name.

@@ -96,7 +96,8 @@ class NcclGroup(EnqueueMixin):
         self._token: Array | None = None
         self._captured: list[object] = []  # memory that CUDA graphs still use
         self._blocking_wait = config.NCCL_BLOCKING_WAIT.is_on()
-        self.fast_streams = new_enqueuer(self, comm, self._watch, self._lock, self._stream)
+        self._enqueuer = new_enqueuer(self, comm, self._watch, self._lock, self._stream)
+        self.fast_streams = None if self._blocking_wait else self._enqueuer
 
     @property
     def comm(self) -> Communicator:
@@ -148,12 +149,14 @@ class NcclGroup(EnqueueMixin):
     def coalesced(self) -> Iterator[None]:
         """Make the calls inside one NCCL group, which starts at the end."""
         with self._lock:
-            self._collected = []
+            self._enqueuer.paused, self._collected = True, []
             try:
                 yield
             except BaseException:
                 self._collected, self._messages, self._noted = None, [], []
                 raise
+            finally:
+                self._enqueuer.paused = False
             items, self._collected = self._collected, None
             messages, self._messages = self._messages, []
             texts, self._noted = self._noted, []
@@ -180,9 +183,7 @@ class NcclGroup(EnqueueMixin):
                 "group of backend 'tcp' or 'mpi', which take GPU arrays too",
                 group=self.group_name,
             )
-        work = self._message("irecv", "recv", array, peer)
-        work._source = self.ranks[peer]
-        return work
+        return self._message("irecv", "recv", array, peer)
 
     def _message(self, name: str, kind: str, array: Array, peer: int) -> StreamWork:
         """Enqueue one message on the group's stream; inside `coalesced` it starts with the
@@ -205,7 +206,8 @@ class NcclGroup(EnqueueMixin):
             library = array_libraries.known_library_of(array)
             streams = [array_libraries.stream_of(array)]
             blocking = self._blocking_wait and not self._captured_of(streams)[1]
-            work = StreamWork(self, flight, [array.owner], streams, library, blocking)
+            source = self.ranks[peer] if kind == "recv" else None
+            work = StreamWork(self, flight, [array.owner], streams, library, blocking, source)
             if self._collected is not None:
                 self._messages.append((item, work))
             else:
@@ -355,12 +357,12 @@ class NcclGroup(EnqueueMixin):
     def close(self) -> None:
         """Wait for calls under way until their deadlines, then leave."""
         watch = self._watch
-        while watch.oldest is not None and self._failed is None:
+        while watch.oldest is not None and self.error is None:
             watch.poll()
             time.sleep(0.001)
-        if self._failed is None:
+        if self.error is None:
             watch.end_group(LEAVE_SECONDS)
-        if self.end_comm(abort=self._failed is not None):
+        if self.end_comm(abort=self.error is not None):
             # Wait for calls through their events, since a lost device has lost its streams, too.
             with suppress(Exception):
                 self.gpu.drop_stream(self._stream)

@@ -36,6 +36,7 @@ class StreamWork(Work):
         library: Of its arrays; `wait` makes that library's current stream wait; None: every
             library's.
         blocking: Whether `wait` must block until the GPU has passed the call (a barrier).
+        source: The sender's global rank, of a receive.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class StreamWork(Work):
         streams: list[int],
         library: ArrayLibrary | None,
         blocking: bool,
+        source: int | None = None,
     ) -> None:
         super().__init__(result)
+        self._source = source
         self._group = group
         self.flight = flight
         self.streams = streams

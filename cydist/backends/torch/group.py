@@ -119,7 +119,7 @@ class TorchGroup(ProcessGroup):
     def fail(self, error: BaseException, call: str = "") -> None:
         """As the base class. Also notifies the other members of the error, and cuts the
         connections, which ends their waits."""
-        if self._failed is not None:
+        if self.error is not None:
             return
         super().fail(error, call)
         if isinstance(error, GroupDestroyedError):
@@ -134,7 +134,7 @@ class TorchGroup(ProcessGroup):
 
     def is_of(self, pid: int) -> bool:
         """Return whether this process made the group."""
-        return self._pid == pid
+        return self.group_state.pid == pid
 
     def _cut_connections(self) -> None:
         """End all calls under way, here and at the other members."""
@@ -147,7 +147,7 @@ class TorchGroup(ProcessGroup):
                 self._theirs.recv([torch.empty(1)], peer, 2**31 - 1).wait(torch_timeout(0))
 
     def close(self) -> None:
-        if self._failed is None:
+        if self.error is None:
             deadline = time.monotonic() + GRACE  # sent messages still arrive
             for each in list(self._under_way):
                 if isinstance(each, TorchMessage) and each.sends:
@@ -157,7 +157,7 @@ class TorchGroup(ProcessGroup):
         deadline = time.monotonic() + GRACE
         while self._under_way and time.monotonic() < deadline:
             time.sleep(0.001)  # threads are returning from torch
-        if self._under_way or self._failed is not None:
+        if self._under_way or self.error is not None:
             _kept.append(self._theirs)
         # Now, not when errors release this group, because the job's store ends with its last user.
         self._theirs = self._store = self.torch_store = None
@@ -183,7 +183,7 @@ class TorchGroup(ProcessGroup):
         except Exception as error:
             if (
                 time.monotonic() >= deadline
-                and not self._destroyed
+                and not self.group_state.destroyed
                 and self._recorded_failure() is None
             ):
                 peer = None if posted is None else posted.peer
@@ -214,7 +214,7 @@ class TorchGroup(ProcessGroup):
         """Return cydist's error for torch's, which knows only of cut connections."""
         told = self._recorded_failure()
         why = ""
-        if self._destroyed:
+        if self.group_state.destroyed:
             failure = _native.CallError("closed")
         elif told is None:
             peer = -1 if posted is None or posted.peer is None else posted.peer

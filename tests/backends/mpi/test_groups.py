@@ -81,7 +81,7 @@ def test_ranks_of_a_host_share_memory(group, size):
     dist.barrier(group)
     shared = os.environ.get("CYDIST_TRANSPORT") != "mpi"
     assert (shared and size > 1) == group.windows
-    assert (group._native.library_comm != 0) == (not shared and size > 1)
+    assert (group.native.library_comm != 0) == (not shared and size > 1)
 
 
 @pytest.mark.parametrize("number", [0, 1, communicators.CREATION_TAGS, 2**64 - 1])
@@ -105,7 +105,7 @@ def test_more_groups_than_communicators_use_messages(rank, size, monkeypatch):
         mine = np.full(1000, i + rank, "i4")
         dist.all_reduce(mine, group=group)
         assert [i * size + sum(range(size))] * 1000 == mine.tolist()
-    with_one = [group._native.library_comm != 0 for group in groups]
+    with_one = [group.native.library_comm != 0 for group in groups]
     assert with_one == sorted(with_one, reverse=True)
     assert not with_one[-1]
     for group in groups:
@@ -123,7 +123,7 @@ def test_groups_that_failed_do_not_count(rank, size, spare, monkeypatch):
     for _ in range(6):
         group = dist.new_group()
         dist.barrier(group)
-        found.append(group._native.library_comm != 0)
+        found.append(group.native.library_comm != 0)
         dist.barrier(spare)
         dist.abort(group)
         dist.destroy_process_group(group)
@@ -166,7 +166,7 @@ def test_ten_thousand_groups(rank, size):
         mine[0] = i + rank
         dist.all_reduce(mine, group=group, timeout=60)
         assert [i * size + sum(range(size))] == mine.tolist()
-    with_own = sum(group.windows or group._native.library_comm != 0 for group in groups)
+    with_own = sum(group.windows or group.native.library_comm != 0 for group in groups)
     assert 0 < with_own < len(groups)
     for i in (0, 5_000, 9_999):
         mine[0] = rank

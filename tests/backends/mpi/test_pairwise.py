@@ -121,7 +121,7 @@ def test_mpi_gets_no_array_for_who_is_known_to_have_left(pair, rank, spare, gone
         dist.destroy_process_group(pair)
     dist.barrier(spare)
     if rank == 1 - gone:
-        asked = _native.irecv(pair._native, _native.asarray(bytearray(1)), gone, 7)
+        asked = _native.irecv(pair.native, _native.asarray(bytearray(1)), gone, 7)
         assert asked.wait(int((time.monotonic() + 20) * 1e9))
         messages = pair._endpoint.messages
         before = messages.lingering

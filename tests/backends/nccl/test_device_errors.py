@@ -39,7 +39,7 @@ def test_a_call_without_an_event_fails_the_group(
             patch.setattr(gpus, "record", refuse)
             with pytest.raises(RuntimeError, match="no more memory"):
                 call(group, x)
-        return str(group._failed), group._watch.oldest
+        return str(group.error), group._watch.oldest
 
     assert run_threads(body, 1, "nccl") == [("no more memory", None)]
 

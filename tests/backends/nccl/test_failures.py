@@ -26,8 +26,8 @@ SIZE = 4
 def failed() -> BaseException:
     """What the default group fails on, when it has."""
     group: Any = dist.group.WORLD
-    until(lambda: group._failed is not None)
-    return group._failed
+    until(lambda: group.error is not None)
+    return group.error
 
 
 CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str, str]] = {
@@ -191,7 +191,7 @@ def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
 def polled(group: Any) -> bool:
     """Look, as the watchdog would if this rank were in a call."""
     group._watch.poll()
-    return group._failed is not None
+    return group.error is not None
 
 
 def test_an_asynchronous_error_of_nccl_fails_the_group(gpus: Any, standin: Any) -> None:
@@ -229,7 +229,7 @@ def test_the_others_are_told_before_an_abort_that_hangs(
             return str(failed())
         until(lambda: polled(group))
         stuck.set()
-        return str(group._failed)
+        return str(group.error)
 
     try:
         for text in run_threads(body, 2, "nccl"):
@@ -342,8 +342,8 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
         group: Any = dist.new_group([0, 1])
         if rank == 0:
             dist.all_reduce(gpus.array(np.ones(3)), group=group, timeout=0.2)
-        until(lambda: group._failed is not None or (rank == 1 and group._watch.poll()))
-        text = str(group._failed)
+        until(lambda: group.error is not None or (rank == 1 and group._watch.poll()))
+        text = str(group.error)
         dist.destroy_process_group(group)
         if rank == 0:
             left.set()

@@ -29,12 +29,12 @@ def test_ranks_in_different_calls_are_told_both(gpus: Any) -> None:
     def body(rank: int) -> str:
         group: Any = dist.group.WORLD
         dist.all_reduce(gpus.array(np.ones(3 + rank)), SUM, group)
-        until(lambda: group._failed is not None)
+        until(lambda: group.error is not None)
         with pytest.raises(dist.GroupFailedError):
             dist.all_reduce(gpus.array(np.ones(3)), SUM, group)
         gpus.synchronize(gpus.current_stream(rank))
-        assert isinstance(group._failed, dist.MismatchError)
-        return str(group._failed)
+        assert isinstance(group.error, dist.MismatchError)
+        return str(group.error)
 
     for text in run_threads(body, 2, "nccl"):
         assert "all_reduce of 3 float64, op SUM" in text
@@ -51,8 +51,8 @@ def test_a_late_rank_is_a_timeout(gpus: Any, async_op: bool) -> None:
         if rank == 1:
             return None
         dist.all_reduce(gpus.array(np.ones(3)), SUM, group, async_op)
-        until(lambda: group._failed is not None)
-        return type(group._failed), group._failed.op, group._failed.seq
+        until(lambda: group.error is not None)
+        return type(group.error), group.error.op, group.error.seq
 
     assert run_threads(body, 2, "nccl")[0] == (dist.DistTimeoutError, "all_reduce", 1)
 
@@ -69,7 +69,7 @@ def test_what_nccl_refuses_fails_the_group(gpus: Any) -> None:
         group.comm.all_reduce = refuse
         with pytest.raises(dist.DistBackendError, match=r"all_reduce #1 .*no such thing"):
             dist.all_reduce(gpus.array(np.ones(3)), SUM, group)
-        return type(group._failed), group._watch.oldest
+        return type(group.error), group._watch.oldest
 
     assert run_threads(body, 1, "nccl") == [(dist.DistBackendError, None)]
 

@@ -186,8 +186,8 @@ def test_a_call_that_a_broken_capture_refuses_does_not_count(
         for width in (1, 2):
             x = gpus.array(np.ones(width))
             dist.all_reduce(x)
-        fake_gpu_threaded.until(lambda: group._failed or not group._watch.call_check.pending)
-        assert group._failed is None
+        fake_gpu_threaded.until(lambda: group.error or not group._watch.call_check.pending)
+        assert group.error is None
         return float(x.get()[0])
 
     assert job.run(body) == [2.0, 2.0]

@@ -18,7 +18,7 @@ from cydist.testing import run_threads
 
 def kill_neighbour(group: Any) -> None:
     """The host group's connections say that rank 2 has died."""
-    group.host._failed = dist.PeerFailedError("rank 2 died", ranks=(2,))
+    group.host.group_state.error = dist.PeerFailedError("rank 2 died", ranks=(2,))
 
 
 def test_who_is_lost_is_named_though_nccl_does_not(gpus: Any, standin: Any) -> None:
@@ -32,8 +32,8 @@ def test_who_is_lost_is_named_though_nccl_does_not(gpus: Any, standin: Any) -> N
         dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
         kill_neighbour(group)
         standin.lib.standin_fail(ctypes.c_void_p(group.comm._pointer), 6)
-        until(lambda: group._failed is not None)
-        error: Any = group._failed
+        until(lambda: group.error is not None)
+        error: Any = group.error
         return type(error), error.ranks
 
     assert run_threads(body, 3, "nccl")[:2] == [(dist.PeerFailedError, (2,))] * 2
@@ -61,7 +61,7 @@ def test_a_call_that_nccl_refuses_for_a_lost_rank_names_it(gpus: Any) -> None:
         refusing(group, dead=True)
         with pytest.raises((dist.PeerFailedError, dist.GroupFailedError)):
             dist.all_reduce(gpus.array(np.ones(3)), group=group)
-        return type(group._failed), group._failed.ranks
+        return type(group.error), group.error.ranks
 
     assert run_threads(body, 3, "nccl")[:2] == [(dist.PeerFailedError, (2,))] * 2
 
@@ -81,7 +81,7 @@ def test_who_tells_of_an_error_is_not_taken_for_lost(gpus: Any) -> None:
         refusing(group)
         with pytest.raises(dist.GroupFailedError):
             dist.all_reduce(gpus.array(np.ones(3)), group=group)
-        return type(group._failed), group._failed.ranks, str(group._failed)
+        return type(group.error), group.error.ranks, str(group.error)
 
     kind, ranks, text = run_threads(body, 3, "nccl")[0]
     assert (kind, ranks) == (dist.DistBackendError, ())

@@ -246,7 +246,7 @@ def test_what_cannot_be_multiplied_is_refused(
         assert standin.log() == []
         x = gpus.array(np.ones(3))
         dist.all_reduce(x, group=group)
-        return x.get().tolist(), group._failed
+        return x.get().tolist(), group.error
 
     assert job.run(body) == [([1.0] * 3, None)]
 

@@ -82,8 +82,8 @@ def test_a_refused_call_does_not_count(
         for width in (1, 2):
             array = gpus.array(np.ones(width))
             dist.all_reduce(array)
-        until(lambda: group._failed or not group._watch.call_check.pending)
-        assert group._failed is None
+        until(lambda: group.error or not group._watch.call_check.pending)
+        assert group.error is None
         return float(array.get()[0])
 
     assert gpu_jobs.get(2).run(body) == [2.0, 2.0]
