@@ -24,12 +24,6 @@ LARGEST_TAG = largest_tag
 cdef class Message:
     """A send or a receive under way. Keeps its array and its group alive."""
 
-    cdef Group group
-    cdef Array array
-    cdef Request request
-    cdef Fingerprint fingerprint
-    cdef bint group_failed          # it ended because the group failed on another rank
-
     def __dealloc__(self):
         cdef bint ours = self.group is not None and self.group.pid == getpid()
         if ours and load_int(&self.request.status) == PENDING:
@@ -122,6 +116,19 @@ cdef class Message:
         """Withdraw it; the memory is free again on return."""
         if load_int(&self.request.status) == PENDING:
             self.withdraw(ABORTED)
+
+
+cdef Message ended_message(Group group, const Request *r, const Fingerprint *f, int status,
+                           bint group_failed):
+    cdef Message m = Message.__new__(Message)
+    m.group = group
+    m.fingerprint = f[0]
+    m.request = r[0]
+    m.request.link = NULL           # no queue of the transport has it
+    m.request.expected = &m.fingerprint
+    m.request.status = status
+    m.group_failed = group_failed
+    return m
 
 
 cdef Message post_message(Group group, Array array, int peer, uint64_t tag, Array about,

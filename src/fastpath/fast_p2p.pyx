@@ -4,14 +4,13 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    CLOSED, INTERRUPTED, LARGEST_TAG, MISMATCH, OK, PENDING, POINT_TO_POINT, TIMEOUT, Fingerprint,
-    Request, now_ns,
+    INTERRUPTED, LARGEST_TAG, OK, PENDING, POINT_TO_POINT, TIMEOUT, Fingerprint, Request, now_ns,
 )
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.group cimport Group, failure
-from cydist._native.call_errors cimport describe_call, recorded_failure
-from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
+from cydist._native.control_plane cimport poll_now
 from cydist._native.ndarray_view cimport NdarrayView, view_array
+from cydist._native.p2p cimport ended_message
 from cydist._native.fast_collectives cimport (
     resolve_group, group_rank_of, native_of, small_int, has_fast_messages,
 )
@@ -122,26 +121,16 @@ cdef int give_up(Group native, Request *r, int status) noexcept:
 
 cdef int fail_message(object group, Group native, str name, Request *r, const Fingerprint *f,
                       int status, bint group_failed) except -1:
-    """Fail the group, as the general path's Work does, and raise the cause."""
-    cdef ControlMessage message
-    cdef int peer = r.source if status == MISMATCH else r.peer
-    if status == TIMEOUT:
-        raise group.late_message(name, r.peer)
-    if status == INTERRUPTED:
-        error = failure(status, r.peer, -1)
+    """Fail the group as the general path's Work does, and raise the cause."""
+    group_failed |= (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
+                     and load_int(&native.control_plane.failed) != OK)
+    try:
+        if status == INTERRUPTED:
+            raise failure(status, r.peer, -1)
+        if status == TIMEOUT:
+            raise group.late_message(name, r.peer, native.timeout)
+        message = ended_message(native, r, f, status, group_failed)
+        raise group.failed_message(name, message, now_ns() * 1e-9 + native.timeout)
+    except BaseException as error:  # also what a signal handler raised in between
         group.fail(error, name)
-        raise error
-    if group_failed or (load_int(&r.status) == PENDING and load_int(&native.aborted) == OK
-                        and load_int(&native.control_plane.failed) != OK):
-        group.failed_message(name, recorded_failure(&native.control_plane, native.comm.rank))
-    ended = failure(status, peer, -1, describe_call(f, r.nbytes, NULL, 0),
-                    describe_call(&r.theirs, r.theirs_bytes, NULL, 0))
-    if status != CLOSED:
-        message = failure_message(status, native.comm.rank, peer, -1)
-        message.ours = f[0]
-        message.our_bytes = r.nbytes
-        message.theirs = r.theirs
-        message.their_bytes = r.theirs_bytes
-        native.send_failure(&message)
-    group.failed_message(name, ended)
-    return 0
+        raise

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
+from cydist.backends.host.group import HostGroup
 from cydist.testing import run_threads
 
 
@@ -58,6 +59,42 @@ def test_a_late_message_names_the_rank(transport):
             assert (1,) == caught.value.ranks
 
     run_threads(body, 2, transport)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
+@pytest.mark.parametrize("how", ["does not fit", "is late", "sender has left"])
+def test_both_paths_fail_a_message_alike(how, transport, monkeypatch):
+    """The fast path and the general path raise one error, and the group has failed on it."""
+    posted = []
+    real = HostGroup.irecv
+
+    def irecv(group, *arguments, **options):
+        posted.append(group.rank())
+        return real(group, *arguments, **options)
+
+    monkeypatch.setattr(HostGroup, "irecv", irecv)
+
+    def body(rank, own_timeout):
+        pair = dist.new_group([0, 1], timeout=0.2)
+        if rank == 1 and how == "does not fit":
+            dist.send(np.zeros(4, "f4"), 0, pair)
+        elif rank == 1 and how == "sender has left":
+            dist.destroy_process_group(pair)
+        if rank == 1:
+            return None
+        with pytest.raises(dist.DistError) as caught:
+            dist.recv(np.zeros(5, "f4"), 1, pair, timeout=own_timeout)
+        assert pair.error is not None
+        assert str(pair.error) == str(caught.value)
+        error = caught.value
+        text = str(error).partition("\n")[0]  # without the peer's stack
+        return type(error), text, error.op, error.seq, error.group, error.ranks
+
+    fast = run_threads(lambda rank: body(rank, None), 2, transport)[0]
+    assert posted == []
+    general = run_threads(lambda rank: body(rank, 0.2), 2, transport)[0]
+    assert posted == [0]
+    assert fast == general
 
 
 def test_an_interrupted_receive_fails_its_group():

@@ -351,22 +351,26 @@ class HostGroup(ProcessGroup):
         """Drop a message that is over."""
         self._messages.discard(message)
 
-    # Failed messages of the fast path.
+    # Failed messages, of both paths.
 
-    def late_message(self, name: str, peer: int) -> DistError:
-        """Fail the group, and return the error to raise."""
-        late = timed_out(self, name, peer, self.timeout)
+    def late_message(self, name: str, peer: int, waited: float) -> DistError:
+        """Fail the group because of a message that is withdrawn: it did not complete within
+        `waited` seconds. Return the error to raise."""
+        late = timed_out(self, name, peer, waited)
         self.fail(late, name)
         return late
 
-    def failed_message(self, name: str, ended: BaseException) -> None:
-        """Fail the group, and raise the error for `ended`."""
+    def failed_message(self, name: str, message: Message, deadline: float) -> BaseException | None:
+        """Fail the group because of a message that is over, if that has failed. Return the error to
+        raise; None: it has not failed."""
         try:
-            with self.failures(name, None, self.deadline(None)):
-                raise ended
-        except BaseException as error:
+            with self.failures(name, None, deadline):
+                message.check()
+        except Exception as error:
+            message.fail()
             self.fail(error, name)
-            raise
+            return error
+        return None
 
     # Collectives: name the blocks, and the values that must be equal on all ranks.
 

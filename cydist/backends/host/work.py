@@ -74,10 +74,8 @@ class P2PWork(Work):
     def _expire(self, late: DistTimeoutError) -> None:
         """End the message, and fail the group."""
         given = self._group.timeout if self._allowed is None else self._allowed
-        error = timed_out(self._group, self._name, self._peer, given)
         self._message.cancel()
-        self._error = error
-        self._group.fail(error, self._name)
+        self._error = self._group.late_message(self._name, self._peer, given)
 
     def _poll(self) -> bool:
         if not self._message.over:
@@ -91,13 +89,7 @@ class P2PWork(Work):
         """Store the result of a completed message."""
         self._group.forget_message(self._message)
         if self._error is None:
-            try:
-                with self._group.failures(self._name, None, self._due_at):
-                    self._message.check()
-            except Exception as error:
-                self._error = error
-                self._message.fail()
-                self._group.fail(error, self._name)
+            self._error = self._group.failed_message(self._name, self._message, self._due_at)
         source = self._message.source
         if self._source is None and source >= 0:
             self._source = self._group.ranks[source]

@@ -1,0 +1,20 @@
+"""Messages, as Python posts them and as the fast path hands over those that fail."""
+from cydist._native.abi cimport Fingerprint, Request
+from cydist._native.array cimport Array
+from cydist._native.group cimport Group
+
+
+cdef class Message:
+    cdef Group group
+    cdef Array array
+    cdef Request request
+    cdef Fingerprint fingerprint
+    cdef bint group_failed          # it ended because the group failed on another rank
+
+    cdef void end_with_group(self)
+    cdef void withdraw(self, int status)
+    cdef int peer(self) noexcept
+
+# Return the Message of a request that is over, with this Status; `f` is its fingerprint.
+cdef Message ended_message(Group group, const Request *r, const Fingerprint *f, int status,
+                           bint group_failed)
