@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 from cydist._native.abi cimport Request, Comm
 from cydist._native.matching cimport Item
 from cydist._native.stream cimport Connection, Net
+from cydist._native.wire cimport MAGIC, Header
 
 
 # Post a receive. Returns OK, or why it is not posted.
@@ -14,6 +15,23 @@ cdef int send_to_self(Net *net, Comm *t, Request *r) noexcept nogil
 
 # Read what is there. Returns OK, or a Loss when the stream is over.
 cdef int on_readable(Connection *c) noexcept nogil
+
+# What both readers of frames, this one and stream_inline.pyx, do with a header.
+
+cdef inline bint is_from_peer(const Connection *c, const Header *h) noexcept nogil:
+    """Return whether the header is one that a peer sends now on this connection."""
+    return (h.magic == MAGIC and h.lane == c.lane and not c.said_goodbye
+            and h.released <= c.sent)
+
+cdef inline void take_credit(Connection *c, const Header *h) noexcept nogil:
+    """Note how many eager bytes the peer has handed to receives."""
+    if h.released > c.credited:
+        c.credited = h.released
+
+cdef inline bint has_room(const Connection *c, const Header *h) noexcept nogil:
+    """Return whether the peer may send this eager message, or must announce it."""
+    return c.received + sizeof(Header) + h.nbytes - c.released <= c.net.held_limit
+
 # For `c.coop_item`, a message that both sides copy: copy some pieces, or give up.
 cdef bint advance_coop_copy(Connection *c) noexcept nogil
 cdef void abandon_coop_copy(Connection *c) noexcept nogil

@@ -8,9 +8,10 @@ from cydist._native.matching cimport find_arrived, find_posted
 from cydist._native.stream_send cimport post_send, return_credit
 from cydist._native.stream_peers cimport has_unread
 from cydist._native.stream_progress cimport is_slow_poll
+from cydist._native.stream_recv cimport has_room, is_from_peer, take_credit
 from cydist._native.shm_ring cimport has_space_for, readable_bytes, advance_read
 from cydist._native.stream cimport LIVE, Connection, Net
-from cydist._native.wire cimport EAGER, MAGIC, Header
+from cydist._native.wire cimport EAGER, Header
 from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
 
 
@@ -73,8 +74,7 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
     memcpy(&header, bytes, sizeof(Header))      # the writer could change it during the checks
     if not is_for(&header, c, t, r):
         return PENDING
-    if header.released > c.credited:
-        c.credited = header.released
+    take_credit(c, &header)
     memcpy(r.ptr, bytes + sizeof(Header), r.nbytes)
     advance_read(net.shm, net.shm.place[c.peer], &c.inbound, charge)
     c.received += charge
@@ -87,8 +87,6 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
 cdef inline bint is_for(const Header *h, const Connection *c, const Comm *t,
                         const Request *r) noexcept nogil:
     """Return whether this is a whole message that fits the receive."""
-    return (h.magic == MAGIC and h.kind == EAGER and h.lane == c.lane and not c.said_goodbye
+    return (is_from_peer(c, h) and h.kind == EAGER
             and h.comm_id == t.comm_id and h.tag == r.tag and h.nbytes == r.nbytes
-            and h.released <= c.sent
-            and c.received + sizeof(Header) + r.nbytes - c.released <= c.net.held_limit
-            and memcmp(&h.fingerprint, r.expected, sizeof(Fingerprint)) == 0)
+            and has_room(c, h) and memcmp(&h.fingerprint, r.expected, sizeof(Fingerprint)) == 0)

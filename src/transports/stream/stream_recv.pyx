@@ -35,8 +35,8 @@ from cydist._native.stream cimport (
     incoming,
 )
 from cydist._native.wire cimport (
-    CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, MAGIC, REFUSED, RTS, SEND, TAKEN,
-    WITHDRAW, Header,
+    CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, REFUSED, RTS, SEND, TAKEN, WITHDRAW,
+    Header,
 )
 from cydist._native.sync cimport load_int
 
@@ -157,11 +157,9 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
     cdef Item *item
     cdef Request *r
     cdef int fit
-    if h.nbytes > EAGER_BYTES:
+    if h.nbytes > EAGER_BYTES or not has_room(c, h):
         return False
     c.received += h.nbytes + sizeof(Header)
-    if c.received - c.released > c.net.held_limit:
-        return False        # a rank must announce such a message
     c.to_read = h.nbytes
     item = find_posted(&c.net.queues, h.comm_id, c.peer, h.tag)
     if item == NULL and is_closed(&c.net.queues, h.comm_id):
@@ -352,10 +350,9 @@ cdef bint begin_frame(Connection *c) noexcept nogil:
     if not c.local and not header_is_authentic(c):
         c.forged = True
         return False
-    if h.magic != MAGIC or h.lane != c.lane or c.said_goodbye or h.released > c.sent:
+    if not is_from_peer(c, h):
         return False
-    if h.released > c.credited:
-        c.credited = h.released
+    take_credit(c, h)
     if kind == EAGER:
         return begin_eager(c, h)
     if kind == RTS:
