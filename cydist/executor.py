@@ -83,28 +83,34 @@ class TaskWork(EventWork):
     """A call that runs on a borrowed thread.
 
     Args:
+        body: The call. A receive returns its sender's global rank.
         poll_hook: Waits for the call, if it progresses only while a thread waits; else None.
     """
 
     def __init__(
-        self, name: str, body: Callable[[], None], result: object, poll_hook: PollHook | None = None
+        self,
+        name: str,
+        body: Callable[[], int | None],
+        result: object,
+        poll_hook: PollHook | None = None,
     ) -> None:
         super().__init__(name, None, result)
         self._poll_hook = poll_hook
         self._pid = os.getpid()
-        self._body: Callable[[], None] | None = body
+        self._body: Callable[[], int | None] | None = body
         self._followers: list[Callable[[], None]] = []
 
     def run(self) -> None:
         """Run the call, and keep its exception for the waiting thread."""
         assert self._body is not None
         failed: BaseException | None = None
+        source: int | None = None
         try:
-            self._body()
+            source = self._body()
         except BaseException as error:
             failed = error
         self._body = None  # releases the arrays
-        self.end(failed, self._source)
+        self.end(failed, source)
 
     def end(self, error: BaseException | None = None, source: int | None = None) -> None:
         super().end(error, source)

@@ -94,7 +94,7 @@ def true_on_all_ranks(
     with group.failures(call.name, call.seq, call.deadline, call.began):
         group.native.run(
             "all_reduce", [bits], [bits],
-            algorithm=b"flat" if group._open_windows(call) else b"doubling",
+            algorithm=b"flat" if group.open_windows(call) else b"doubling",
             deadline_ns=call.deadline_ns,
             seq=call.seq,
             op=int(RedOpType.BAND),

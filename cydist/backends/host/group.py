@@ -47,12 +47,23 @@ if TYPE_CHECKING:
 
     from cydist._native import Array, Message
     from cydist.backends.host.staging_group import StagedGroup
+    from cydist.executor import PollHook
 
 MOST_ASKED = 16  # ranks that are queried after a deadline
 
+_CREATING = threading.Lock()  # several threads may call with a first device array
+
 
 class HostGroup(ProcessGroup):
-    """A group of ranks over one link (src/transports)."""
+    """A group of ranks over one link (src/transports).
+
+    Modules beside this one serve a part of its calls: device arrays, chunks, messages, and MPI.
+    They and compiled code use the names without an underscore, which are no interface for others:
+    `native`, `run_collective`, `open_windows`, `poll_hook`, `failures`, and what messages need.
+
+    Attributes:
+        native: The group's compiled half.
+    """
 
     devices = ("cpu", "cuda")
     packs = splits_without_peers = True
@@ -93,10 +104,23 @@ class HostGroup(ProcessGroup):
         if device == "cpu":
             return self
         if self._staged is None:
-            from cydist.backends.host.staging_group import StagedGroup  # rarely needed
-
-            return StagedGroup.of(self)
+            staged_class = self.staged_class()
+            with _CREATING:
+                if self._staged is None:
+                    self._staged = staged_class(self)
         return self._staged
+
+    def staged_class(self) -> type[StagedGroup]:
+        """Return the class of the group that serves device arrays, if they are usable here."""
+        from cydist.backends.host.staging_group import StagedGroup  # rarely needed
+
+        return StagedGroup
+
+    @property
+    def poll_hook(self) -> PollHook | None:
+        """Return the function that waits for background calls and runs them meanwhile; None: they
+        progress without a waiting thread."""
+        return self._serial.poll_hook
 
     @property
     def timeout(self) -> float:
@@ -401,37 +425,37 @@ class HostGroup(ProcessGroup):
             parts = chunks(self, call, name, array, op=op, root=root, reads=reads, writes=writes)
         for part in parts:
             outputs = [part] if writes or name == "broadcast" else []
-            self._run(call, name, [part], outputs, part.nbytes, op, root, part.size)
+            self.run_collective(call, name, [part], outputs, part.nbytes, op, root, part.size)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         blocks = list(inputs)
         count, nbytes, even = _native.totals(blocks)
-        self._run(call, "reduce_scatter", blocks, [output], nbytes, op, -1, count, even)
+        self.run_collective(call, "reduce_scatter", blocks, [output], nbytes, op, -1, count, even)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
         blocks = list(outputs)
         count, nbytes, even = _native.totals(blocks)
-        self._run(call, "all_gather", [array], blocks, nbytes, None, -1, count, even)
+        self.run_collective(call, "all_gather", [array], blocks, nbytes, None, -1, count, even)
 
     # A size that only the root, or only a pair, knows does not affect the choice of an algorithm.
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
-        self._run(call, "gather", [array], list(outputs or ()), 0, root=root, even=False)
+        self.run_collective(call, "gather", [array], list(outputs or ()), 0, root=root, even=False)
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
-        self._run(call, "scatter", list(inputs or ()), [output], 0, root=root, even=False)
+        self.run_collective(call, "scatter", list(inputs or ()), [output], 0, root=root, even=False)
 
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         blocks = list(outputs)
         nbytes, count = (_native.totals(blocks)[1], blocks[0].size) if even else (0, 0)
-        self._run(call, "all_to_all", list(inputs), blocks, nbytes, None, -1, count, even)
+        self.run_collective(call, "all_to_all", list(inputs), blocks, nbytes, None, -1, count, even)
 
     def barrier(self, call: Call) -> None:
-        self._run(call, "barrier", [], [], 0)
+        self.run_collective(call, "barrier", [], [], 0)
 
-    def _run(
+    def run_collective(
         self,
         call: Call,
         collective: str,
@@ -509,7 +533,7 @@ class HostGroup(ProcessGroup):
     def prepare_first(self, call: Call) -> None:
         """Prepare what the group's first call needs, before an algorithm is chosen."""
 
-    def _open_windows(self, call: Call) -> bool:
+    def open_windows(self, call: Call) -> bool:
         """Return whether the group has windows; its first call may wait for that."""
         with self.failures(call.name, call.seq, call.deadline, call.began):
             return self.native.open_windows(call.deadline_ns)

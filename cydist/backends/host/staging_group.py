@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SLOTS = 3
 SLOT_BYTES = 4 << 20
 
-_CREATING = threading.Lock()  # guards objects that several threads may create at first use
+_CREATING = threading.Lock()  # guards pipelines, which several threads may create at first use
 
 
 class StagedGroup(ProcessGroup):
@@ -56,14 +56,6 @@ class StagedGroup(ProcessGroup):
         self._numbered: Call | None = None  # the call whose number is already used
         self._cut = False  # cut into several calls of the host group, on all ranks alike
         self._messages = StagedP2PCalls(host)
-
-    @classmethod
-    def of(cls, host: HostGroup) -> StagedGroup:
-        """Return the host group's staged group, made at first use and shared by all threads."""
-        with _CREATING:
-            if host._staged is None:
-                host._staged = cls(host)
-            return host._staged
 
     # Shared with the host group.
 
@@ -302,7 +294,7 @@ class StagedGroup(ProcessGroup):
             return
         blocks = outputs if name == "all_gather" else inputs
         _, nbytes, even = (0, 0, False) if uneven else _native.totals(blocks)
-        self.host._run(
+        self.host.run_collective(
             call, name, inputs, outputs, nbytes, op=op, root=root, count=count, even=even,
             flags=CHUNK if self._cut else 0,
         )  # fmt: skip

@@ -108,7 +108,7 @@ class StagedP2PCalls:
                     if self._posted.get(key) is posted:
                         del self._posted[key]
 
-        work = StagedP2P(staged, body, self._host._serial.poll_hook)
+        work = StagedP2P(staged, body, self._host.poll_hook)
         THREADS.run(work.run)
         return work
 
@@ -145,10 +145,9 @@ class StagedP2PCalls:
             header = _native.empty(HEADER.size)
             first = self._host.irecv(header, peer, tag, about=array)
 
-        def body() -> None:
+        def body() -> int:
             with self._in_flight(pipeline, "recv"):
                 staged.wait(first)
-                work._source = first._source
                 pipeline.wait_for_streams(events)
                 if whole:
                     pipeline.copy_out(chunk, slot)
@@ -157,8 +156,9 @@ class StagedP2PCalls:
                         self._receive_chunks(array, first.source_rank(), header, staged), staged
                     )
                 pipeline.finish(staged)
+            return first.source_rank()
 
-        work = StagedP2P(staged, body, self._host._serial.poll_hook)
+        work = StagedP2P(staged, body, self._host.poll_hook)
         THREADS.run(work.run)
         return work
 
@@ -215,7 +215,7 @@ class StagedP2P(TaskWork):
     unless `due` sets another."""
 
     def __init__(
-        self, staged: StagedCall, body: Callable[[], None], poll_hook: PollHook | None
+        self, staged: StagedCall, body: Callable[[], int | None], poll_hook: PollHook | None
     ) -> None:
         super().__init__(staged.name, body, None, poll_hook)
         self._staged = staged

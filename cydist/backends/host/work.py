@@ -95,7 +95,7 @@ class P2PWork(Work):
             self._source = self._group.ranks[source]
 
     def _on_thread(self, task: Callable[[], None]) -> None:
-        if self._poll() or self._group._serial.poll_hook is not None:
+        if self._poll() or self._group.poll_hook is not None:
             task()
         else:
             THREADS.run(task)

@@ -66,7 +66,7 @@ class DeviceGroup(StagedGroup):
         assert self._chosen is not None
         self._chosen.finish(StagedCall(self.host, call.name, call.deadline))
         each = blocks[0].size
-        self.host._run(
+        self.host.run_collective(
             call, name, given.blocks, taken.blocks, 0, op=op, root=root,
             count=each if name == "all_to_all" else each * len(blocks),
             flags=JOINED, algorithm="native",

@@ -17,12 +17,13 @@ from cydist.backends.mpi.datatypes import REDUCTIONS, datatypes
 from cydist.backends.mpi.endpoint import MpiEndpoint
 from cydist.backends.mpi.runtime import check_cuda_aware
 from cydist.errors import from_call_error
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import Call
 from cydist.reduce_ops import Op, UserReduction, op_and_factor
 from cydist.tuning import table as tuning_table
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.backends.host.staging_group import StagedGroup
 
 
 class MpiGroup(HostGroup):
@@ -40,13 +41,13 @@ class MpiGroup(HostGroup):
         self._created = self._size == 1
         self._created_for_devices = False
 
-    def for_device(self, device: str) -> ProcessGroup:
-        if device == "cuda" and self._staged is None and config.MPI_CUDA_AWARE.is_on():
-            from cydist.backends.mpi.cuda_aware import DeviceGroup  # rarely needed
+    def staged_class(self) -> type[StagedGroup]:
+        if not config.MPI_CUDA_AWARE.is_on():
+            return super().staged_class()
+        from cydist.backends.mpi.cuda_aware import DeviceGroup  # rarely needed
 
-            check_cuda_aware()
-            return DeviceGroup.of(self)
-        return super().for_device(device)
+        check_cuda_aware()
+        return DeviceGroup
 
     def drain(self) -> None:
         """As the base class, while MPI works."""
@@ -126,7 +127,7 @@ class MpiGroup(HostGroup):
         reason the creation of one must not wait for another's. If not every thread may call MPI,
         there is no communicator, and the group's calls use messages.
         """
-        if not self._open_windows(call) and self._endpoint.threads.concurrent:
+        if not self.open_windows(call) and self._endpoint.threads.concurrent:
             self._agree_and_create(call)
         self._created = True
 
@@ -153,7 +154,7 @@ class MpiGroup(HostGroup):
             return False
         if not self._created:
             self._create_communicator(call)
-        if self._open_windows(call) and not self._created_for_devices:
+        if self.open_windows(call) and not self._created_for_devices:
             self._agree_and_create(call)
             self._created_for_devices = True
         return self._comm is not None

@@ -165,8 +165,8 @@ class TorchMessage(TaskWork):
         self._posted = posted
         self.due(group.timeout)
 
-    def _finish(self) -> None:
-        """Complete the message, on a thread of its own."""
+    def _finish(self) -> int | None:
+        """Complete the message, on a thread of its own; return a receive's source."""
         group, posted = self._group, self._posted
         try:
             with group.failures(posted.name, None, math.inf, posted):
@@ -176,8 +176,9 @@ class TorchMessage(TaskWork):
         except BaseException as error:
             group.fail(error, posted.name)
             raise
-        if posted.name == "recv" and posted.peer is not None:
-            self._source = group.ranks[posted.peer]
+        if posted.name == "send" or posted.peer is None:
+            return None
+        return group.ranks[posted.peer]
 
     def _wait(self, timeout: float | None) -> None:
         if not self._poll() and not wait_for(self._done, timeout):

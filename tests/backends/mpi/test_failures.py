@@ -459,7 +459,7 @@ def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypa
         asked = _native.asarray(array)
         next(chunking.chunks(group, call, "all_reduce", asked, op=dist.ReduceOp.SUM))
         part = _native.asarray(np.ones((1 << 15) // 8))
-        group._run(
+        group.run_collective(
             call, "all_reduce", [part], [part], part.nbytes, op=dist.ReduceOp.SUM, count=part.size
         )
     dist.barrier(spare)

@@ -419,7 +419,7 @@ def test_a_peer_that_gives_up_in_the_middle(device, chunks, monkeypatch) -> None
         x = device.array(np.ones(2000), rank)
         group = dist.group.WORLD
         if rank == 0:
-            real = group._run
+            real = group.run_collective
 
             def failing(*arguments, **options):
                 if done[0] == chunks:
@@ -427,7 +427,7 @@ def test_a_peer_that_gives_up_in_the_middle(device, chunks, monkeypatch) -> None
                 done[0] += 1
                 real(*arguments, **options)
 
-            group._run = failing
+            group.run_collective = failing
         with pytest.raises((RuntimeError, dist.DistError)):
             dist.all_reduce(x)
         with pytest.raises(dist.GroupFailedError):
