@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cydist import _native
 from cydist._native import Array, asarray, of_one_kind, overlapping
+from cydist.groups.derived import elements_dtype
 from cydist.groups.process_group import ProcessGroup
-from cydist.groups.user_reduction import elements_dtype
 from cydist.reduce_ops import PREMUL_SUM, Op, RedOpType, UserReduction, op_and_factor
 
 if TYPE_CHECKING:

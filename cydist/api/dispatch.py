@@ -10,9 +10,9 @@ from cydist import _native
 from cydist.api.arguments import check_op
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
+from cydist.groups.derived import UserOpReducer, elements_dtype
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.groups.profiler_ranges import call_range, is_profiling, until_completed
-from cydist.groups.user_reduction import UserOpReducer, elements_dtype
 from cydist.reduce_ops import Op, UserReduction
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from cydist import _native
 from cydist._native import CallRecord, GroupState
 from cydist.errors import (
     DistTimeoutError,
@@ -29,8 +28,8 @@ from cydist.errors import (
     check_process,
 )
 from cydist.executor import Serial
-from cydist.groups.consistency import check_consistency
-from cydist.reduce_ops import Op, op_and_factor
+from cydist.groups import derived
+from cydist.reduce_ops import Op
 from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration
 from cydist.work import Work
 
@@ -486,7 +485,7 @@ class ProcessGroup:
                 finally:
                     self.close()
 
-    # Derived collectives. `exchange_arrays` is their only step.
+    # Collectives, made of messages unless a backend has its own; see derived.py.
 
     def exchange_arrays(
         self,
@@ -506,49 +505,25 @@ class ProcessGroup:
         for work in works:
             call.wait(work)
 
-    def _other_ranks(self) -> list[int]:
-        """Return every other rank, nearest first, so that not all start with rank 0."""
-        return [(self._rank + step) % self._size for step in range(1, self._size)]
-
     def broadcast(self, call: Call, array: Array, root: int) -> None:
-        """Copy the root's array to all ranks: a binomial tree, log2 p steps.
+        """Copy the root's array to all ranks.
 
         Args:
             call: The call.
             array: Contiguous, of the same size and dtype on every rank.
             root: A group rank.
         """
-        check_consistency(self, call, "broadcast", array, root=root)
-        relative = (self._rank - root) % self._size
-        mask = 1
-        while mask < self._size and not relative & mask:
-            mask <<= 1
-        if relative:
-            self.exchange_arrays(call, [], [(array, (self._rank - mask) % self._size)])
-        mask >>= 1
-        while mask:
-            if relative + mask < self._size:
-                self.exchange_arrays(call, [(array, (self._rank + mask) % self._size)], [])
-            mask >>= 1
+        derived.broadcast(self, call, array, root)
 
     def all_reduce(self, call: Call, array: Array, op: Op) -> None:
-        """Reduce in place on every rank: each rank reduces one block and sends it to all.
-
-        Every block is reduced by one rank, in rank order with one rounding, so the bits are the
-        same on all ranks.
+        """Reduce in place on every rank.
 
         Args:
             call: The call.
             array: Contiguous, of the same size and dtype on every rank.
             op: The operation.
         """
-        check_consistency(self, call, "all_reduce", array, op=op)
-        blocks = array.split(even_sizes(array.size, self._size))
-        mine = blocks[self._rank]
-        reduced = mine.empty_like()
-        self.reduce_scatter(call, reduced, blocks, op)
-        mine.copy_from(reduced)
-        self.all_gather(call, blocks, mine)
+        derived.all_reduce(self, call, array, op)
 
     def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents.
@@ -559,11 +534,7 @@ class ProcessGroup:
             root: A group rank.
             op: The operation.
         """
-        check_consistency(self, call, "reduce", array, op=op, root=root)
-        blocks = array.split(even_sizes(array.size, self._size))
-        reduced = blocks[self._rank].empty_like()
-        self.reduce_scatter(call, reduced, blocks, op)
-        self.gather(call, reduced, blocks if self._rank == root else None, root)
+        derived.reduce(self, call, array, root, op)
 
     def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
         """Reduce block r of all ranks' inputs into rank r's output, in rank order.
@@ -574,24 +545,7 @@ class ProcessGroup:
             inputs: p blocks.
             op: The operation.
         """
-        check_consistency(
-            self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs]
-        )
-        kind, factor = op_and_factor(op)
-        sources = [output.empty_like() for _ in range(self._size)]
-        own = list(inputs)
-        if factor is not None:
-            own = [block.empty_like() for block in inputs]
-            for scaled, block in zip(own, inputs, strict=True):
-                _native.prepare(kind, block.dtype, scaled, block, factor)
-        sources[self._rank].copy_from(own[self._rank])
-        others = self._other_ranks()
-        self.exchange_arrays(
-            call,
-            [(own[peer], peer) for peer in others],
-            [(sources[peer], peer) for peer in others],
-        )
-        _native.combine_all(kind, output.dtype, output, sources, factor, self._size)
+        derived.reduce_scatter(self, call, output, inputs, op)
 
     def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
         """Send every rank's array to all ranks: outputs[r] is rank r's.
@@ -601,17 +555,7 @@ class ProcessGroup:
             outputs: p contiguous arrays.
             array: This rank's.
         """
-        check_consistency(
-            self, call, "all_gather", array, sizes=[output.size for output in outputs]
-        )
-        if not outputs[self._rank].same_memory(array):
-            outputs[self._rank].copy_from(array)
-        others = self._other_ranks()
-        self.exchange_arrays(
-            call,
-            [(array, peer) for peer in others],
-            [(outputs[peer], peer) for peer in others],
-        )
+        derived.all_gather(self, call, outputs, array)
 
     def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
         """Send every rank's array to the root: outputs[r] is rank r's.
@@ -622,13 +566,7 @@ class ProcessGroup:
             outputs: On the root p contiguous arrays; elsewhere None.
             root: A group rank.
         """
-        check_consistency(self, call, "gather", typed=array, root=root)
-        if outputs is None:
-            self.exchange_arrays(call, [(array, root)], [])
-            return
-        if not outputs[root].same_memory(array):
-            outputs[root].copy_from(array)
-        self.exchange_arrays(call, [], [(outputs[peer], peer) for peer in self._other_ranks()])
+        derived.gather(self, call, array, outputs, root)
 
     def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
         """Send inputs[r] of the root to rank r.
@@ -639,13 +577,7 @@ class ProcessGroup:
             inputs: On the root p contiguous arrays; elsewhere None.
             root: A group rank.
         """
-        check_consistency(self, call, "scatter", typed=output, root=root)
-        if inputs is None:
-            self.exchange_arrays(call, [], [(output, root)])
-            return
-        if not inputs[root].same_memory(output):
-            output.copy_from(inputs[root])
-        self.exchange_arrays(call, [(inputs[peer], peer) for peer in self._other_ranks()], [])
+        derived.scatter(self, call, output, inputs, root)
 
     def all_to_all(
         self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
@@ -658,19 +590,10 @@ class ProcessGroup:
             inputs: p contiguous arrays.
             even: All blocks have one size.
         """
-        check_consistency(self, call, "all_to_all", typed=outputs[0])
-        outputs[self._rank].copy_from(inputs[self._rank])
-        others = self._other_ranks()
-        self.exchange_arrays(
-            call,
-            [(inputs[peer], peer) for peer in others],
-            [(outputs[peer], peer) for peer in others],
-        )
+        derived.all_to_all(self, call, outputs, inputs, even)
 
     def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place.
-
-        Every rank gathers everything: simple, and suitable for the small arrays of scans.
 
         Args:
             call: The call.
@@ -678,27 +601,15 @@ class ProcessGroup:
             op: The operation.
             inclusive: Whether this rank's own contribution is part of its result.
         """
-        check_consistency(self, call, "scan" if inclusive else "exscan", array, op=op)
-        kind, factor = op_and_factor(op)
-        own = array.empty_like()
-        if factor is None:
-            own.copy_from(array)
-        else:
-            _native.prepare(kind, array.dtype, own, array, factor)
-        sources = [array.empty_like() for _ in range(self._size)]
-        self.all_gather(call, sources, own)
-        count = self._rank + inclusive
-        if count:
-            _native.combine_all(kind, array.dtype, array, sources[:count], factor, self._size)
+        derived.scan(self, call, array, op, inclusive)
 
     def barrier(self, call: Call) -> None:
-        """Wait until every rank has made this call: dissemination, log2 p steps (Hensgen, Finkel
-        and Manber, Int. J. Parallel Programming 17(1), 1988).
+        """Wait until every rank has made this call.
 
         Args:
             call: The call.
         """
-        check_consistency(self, call, "barrier")
+        derived.barrier(self, call)
 
     # Groups that ranks make, or are not part of, without meeting; optional.
 
@@ -819,9 +730,3 @@ class ProcessGroup:
                 f"global rank {global_rank} is not in group {self.group_name!r}, whose ranks are "
                 f"{list(self.ranks)}"
             ) from None
-
-
-def even_sizes(count: int, parts: int) -> list[int]:
-    """Cut `count` into `parts`: the first count % parts get one more than the rest."""
-    whole, rest = divmod(count, parts)
-    return [whole + (part < rest) for part in range(parts)]

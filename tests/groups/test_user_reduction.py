@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transport_ranks import DEADLINE
 
 import cydist as dist
-from cydist.groups import user_reduction
+from cydist.groups import derived
 from cydist.testing import oracle, run_threads
 
 SIZE = 3
@@ -75,7 +75,7 @@ def test_long_arrays_go_in_pieces(
 
     whole = ranks(transport, body)
     longest.clear()
-    monkeypatch.setattr(user_reduction, "SPACE_BYTES", SIZE * 8 * 2)
+    monkeypatch.setattr(derived, "SPACE_BYTES", SIZE * 8 * 2)
     assert all(map(oracle.same_bits, whole, ranks(transport, body)))
     assert max(longest) == (1 if "scan" in name else 2)  # scans hold twice as much
 
@@ -95,7 +95,7 @@ def test_any_count_and_piece_gives_the_sum(count: int, space: int, size: int, na
         return by_function, by_kernel
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(user_reduction, "SPACE_BYTES", space)
+        patch.setattr(derived, "SPACE_BYTES", space)
         for by_function, by_kernel in ranks("inproc", body, size):
             assert oracle.same_bits(by_kernel, by_function)
 

@@ -18,6 +18,7 @@ from cydist.backends.mpi import datatypes as mpi_datatypes
 from cydist.backends.nccl import gpu_kernels
 from cydist.backends.nccl import reductions as nccl_reductions
 from cydist.bench import cases
+from cydist.groups import derived
 from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import RedOpType, ReduceOp
 from cydist.testing import oracle
@@ -228,8 +229,9 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("collective", "cydist/backends/host/staging_group.py"): defines(
         "cydist/backends/host/staging_group.py", exscan="scan"
     ),
-    ("collective", "cydist/groups/user_reduction.py"): defines(
-        "cydist/groups/user_reduction.py", exscan="scan"
+    ("collective", "cydist/groups/derived.py"): lambda name: all(
+        hasattr(place, name.removeprefix("ex"))
+        for place in (derived, *([derived.UserOpReducer] if name in table.REDUCING else []))
     ),
     ("collective", "src/fastpath/fast_nccl.pyx"): defines("src/fastpath/fast_nccl.pyx", **SINGLE),
     ("collective", "cydist/interop/torch/group.py"): defines(
@@ -335,9 +337,6 @@ WITHOUT: dict[tuple[str, str], set[str]] = {
     ("collective", "cydist/backends/nccl/plans.py"): {"scan", "exscan", "barrier"},  # none, no plan
     ("collective", "src/algorithms/mpi/mpi_collectives.pyx"): BY_MESSAGES,
     ("collective", "cydist/bench/buffers.py"): {"barrier"},
-    ("collective", "cydist/groups/user_reduction.py"): {  # reduce nothing
-        "broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier",
-    },
     ("collective", "cydist/interop/torch/group.py"): {"scan", "exscan"},
     ("collective", "src/fastpath/fast_nccl.pyx"): {  # several calls of NCCL, or none
         "gather", "scatter", "scan", "exscan", "barrier",

@@ -36,6 +36,7 @@ from cydist.errors import (
     rank_text,
     status_of,
 )
+from cydist.groups.derived import other_ranks
 from cydist.groups.process_group import Call, ProcessGroup
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.tuning import table as tuning_table
@@ -320,7 +321,7 @@ class HostGroup(ProcessGroup):
         asked = awaited[:MOST_ASKED]
         found = gather(asked_of, asked)
         if not any(is_late(report, here) for report in found.values()):
-            others = [rank for rank in self._other_ranks() if rank not in asked][:MOST_ASKED]
+            others = [rank for rank in other_ranks(self) if rank not in asked][:MOST_ASKED]
             found |= gather(asked_of, others)
         late = {rank: each for rank, each in found.items() if is_late(each, here)}
         if found and not late:

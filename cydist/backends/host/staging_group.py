@@ -24,8 +24,8 @@ from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCa
 from cydist.backends.host.staging_p2p import StagedP2PCalls, current_streams
 from cydist.devices import array_libraries
 from cydist.errors import MismatchError
+from cydist.groups.derived import UserOpReducer, elements_dtype
 from cydist.groups.process_group import Call, ProcessGroup
-from cydist.groups.user_reduction import UserOpReducer, elements_dtype
 from cydist.reduce_ops import Op, UserReduction
 from cydist.work import Work
 

@@ -1,17 +1,7 @@
-"""User-defined reductions: gather contributions, and fold them in rank order.
+"""Collectives that are made of others.
 
-Every rank sends block r of its array to rank r, which folds p contributions. Then the results go to
-the ranks that need them. Only unreduced contributions are combined, so any function is applied in
-rank order. A rank whose function raises sends nothing. So the other ranks' next wait ends with an
-error, and not with wrong numbers.
-
-    all_reduce      bytes sent per rank 2 n (p-1)/p     n function calls' elements per rank
-    reduce          n (p-1)/p, and to the root n/p      n
-    reduce_scatter  n (p-1)/p                           n
-    scan, exscan    2 n (p-1)/p                         n
-
-n is the whole array, which is processed in pieces. Besides the user's memory and the function's
-own, a call takes at most SPACE_BYTES, or one or two elements for each rank if that is more.
+The functions make a collective of messages, for backends without their own: `ProcessGroup` calls
+them. `UserOpReducer` makes a reduction by a user's function of the group's collectives.
 """
 
 from __future__ import annotations
@@ -20,18 +10,179 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cydist import _native
+from cydist._native import CallRecord
 from cydist.errors import DistBackendError, UnsupportedError
 from cydist.groups.consistency import check_consistency
-from cydist.groups.process_group import Call, ProcessGroup, even_sizes
-from cydist.reduce_ops import UserReduction
+from cydist.reduce_ops import UserReduction, op_and_factor
 
 if TYPE_CHECKING:
     import numpy as np
 
     from cydist._native import Array
+    from cydist.groups.process_group import Call, ProcessGroup
     from cydist.reduce_ops import Elements, Op
 
-SPACE_BYTES = 8 << 20
+SPACE_BYTES = 8 << 20  # memory of a reduction by a user's function
+
+
+def even_sizes(count: int, parts: int) -> list[int]:
+    """Cut `count` into `parts`: the first count % parts get one more than the rest."""
+    whole, rest = divmod(count, parts)
+    return [whole + (part < rest) for part in range(parts)]
+
+
+def other_ranks(group: ProcessGroup) -> list[int]:
+    """Return every other rank, nearest first, so that not all start with rank 0."""
+    return [(group.rank() + step) % group.size() for step in range(1, group.size())]
+
+
+# Made of messages. `exchange_arrays` is their only step.
+
+
+def broadcast(group: ProcessGroup, call: Call, array: Array, root: int) -> None:
+    """Send along a binomial tree: log2 p steps."""
+    check_consistency(group, call, "broadcast", array, root=root)
+    relative = (group.rank() - root) % group.size()
+    mask = 1
+    while mask < group.size() and not relative & mask:
+        mask <<= 1
+    if relative:
+        group.exchange_arrays(call, [], [(array, (group.rank() - mask) % group.size())])
+    mask >>= 1
+    while mask:
+        if relative + mask < group.size():
+            group.exchange_arrays(call, [(array, (group.rank() + mask) % group.size())], [])
+        mask >>= 1
+
+
+def all_reduce(group: ProcessGroup, call: Call, array: Array, op: Op) -> None:
+    """Reduce one block on each rank, and send it to all.
+
+    Every block is reduced by one rank, in rank order with one rounding, so the bits are the same on
+    all ranks.
+    """
+    check_consistency(group, call, "all_reduce", array, op=op)
+    blocks = array.split(even_sizes(array.size, group.size()))
+    mine = blocks[group.rank()]
+    reduced = mine.empty_like()
+    group.reduce_scatter(call, reduced, blocks, op)
+    mine.copy_from(reduced)
+    group.all_gather(call, blocks, mine)
+
+
+def reduce(group: ProcessGroup, call: Call, array: Array, root: int, op: Op) -> None:
+    """Reduce one block on each rank, and gather the blocks at the root."""
+    check_consistency(group, call, "reduce", array, op=op, root=root)
+    blocks = array.split(even_sizes(array.size, group.size()))
+    reduced = blocks[group.rank()].empty_like()
+    group.reduce_scatter(call, reduced, blocks, op)
+    group.gather(call, reduced, blocks if group.rank() == root else None, root)
+
+
+def reduce_scatter(
+    group: ProcessGroup, call: Call, output: Array, inputs: Sequence[Array], op: Op
+) -> None:
+    """Exchange blocks with all ranks, and reduce this rank's in rank order."""
+    check_consistency(
+        group, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs]
+    )
+    kind, factor = op_and_factor(op)
+    sources = [output.empty_like() for _ in range(group.size())]
+    own = list(inputs)
+    if factor is not None:
+        own = [block.empty_like() for block in inputs]
+        for scaled, block in zip(own, inputs, strict=True):
+            _native.prepare(kind, block.dtype, scaled, block, factor)
+    sources[group.rank()].copy_from(own[group.rank()])
+    others = other_ranks(group)
+    group.exchange_arrays(
+        call,
+        [(own[peer], peer) for peer in others],
+        [(sources[peer], peer) for peer in others],
+    )
+    _native.combine_all(kind, output.dtype, output, sources, factor, group.size())
+
+
+def all_gather(group: ProcessGroup, call: Call, outputs: Sequence[Array], array: Array) -> None:
+    """Send this rank's array to each other rank."""
+    check_consistency(group, call, "all_gather", array, sizes=[output.size for output in outputs])
+    if not outputs[group.rank()].same_memory(array):
+        outputs[group.rank()].copy_from(array)
+    others = other_ranks(group)
+    group.exchange_arrays(
+        call,
+        [(array, peer) for peer in others],
+        [(outputs[peer], peer) for peer in others],
+    )
+
+
+def gather(
+    group: ProcessGroup, call: Call, array: Array, outputs: Sequence[Array] | None, root: int
+) -> None:
+    """Send this rank's array to the root."""
+    check_consistency(group, call, "gather", typed=array, root=root)
+    if outputs is None:
+        group.exchange_arrays(call, [(array, root)], [])
+        return
+    if not outputs[root].same_memory(array):
+        outputs[root].copy_from(array)
+    group.exchange_arrays(call, [], [(outputs[peer], peer) for peer in other_ranks(group)])
+
+
+def scatter(
+    group: ProcessGroup, call: Call, output: Array, inputs: Sequence[Array] | None, root: int
+) -> None:
+    """Send each rank its array from the root."""
+    check_consistency(group, call, "scatter", typed=output, root=root)
+    if inputs is None:
+        group.exchange_arrays(call, [], [(output, root)])
+        return
+    if not inputs[root].same_memory(output):
+        output.copy_from(inputs[root])
+    group.exchange_arrays(call, [(inputs[peer], peer) for peer in other_ranks(group)], [])
+
+
+def all_to_all(
+    group: ProcessGroup, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+) -> None:
+    """Exchange arrays with all ranks at once."""
+    check_consistency(group, call, "all_to_all", typed=outputs[0])
+    outputs[group.rank()].copy_from(inputs[group.rank()])
+    others = other_ranks(group)
+    group.exchange_arrays(
+        call,
+        [(inputs[peer], peer) for peer in others],
+        [(outputs[peer], peer) for peer in others],
+    )
+
+
+def scan(group: ProcessGroup, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+    """Gather all arrays on every rank, and reduce those below this one.
+
+    This is simple, and suitable for the small arrays of scans.
+    """
+    check_consistency(group, call, "scan" if inclusive else "exscan", array, op=op)
+    kind, factor = op_and_factor(op)
+    own = array.empty_like()
+    if factor is None:
+        own.copy_from(array)
+    else:
+        _native.prepare(kind, array.dtype, own, array, factor)
+    sources = [array.empty_like() for _ in range(group.size())]
+    group.all_gather(call, sources, own)
+    count = group.rank() + inclusive
+    if count:
+        _native.combine_all(kind, array.dtype, array, sources[:count], factor, group.size())
+
+
+def barrier(group: ProcessGroup, call: Call) -> None:
+    """Compare the call with all ranks: dissemination, log2 p steps (Hensgen, Finkel and Manber,
+    Int. J. Parallel Programming 17(1), 1988)."""
+    check_consistency(group, call, "barrier")
+
+
+# Made of collectives.
 
 
 def elements_dtype(array: Array) -> np.dtype[Any]:
@@ -63,6 +214,19 @@ def elements_dtype(array: Array) -> np.dtype[Any]:
 
 class UserOpReducer:
     """Reduces with a user's function, in place of a group: the same calls with the same meaning.
+
+    Every rank sends block r of its array to rank r, which folds p contributions. Then the results
+    go to the ranks that need them. Only unreduced contributions are combined, so any function is
+    applied in rank order. A rank whose function raises sends nothing. So the other ranks' next wait
+    ends with an error, and not with wrong numbers.
+
+        all_reduce      bytes sent per rank 2 n (p-1)/p     n function calls' elements per rank
+        reduce          n (p-1)/p, and to the root n/p      n
+        reduce_scatter  n (p-1)/p                           n
+        scan, exscan    2 n (p-1)/p                         n
+
+    n is the whole array, which is processed in pieces. Besides the user's memory and the function's
+    own, a call takes at most SPACE_BYTES, or one or two elements for each rank if that is more.
 
     Args:
         op: The only reduction that the calls may name.
@@ -120,13 +284,13 @@ class UserOpReducer:
     ) -> None:  # fmt: skip
         here = self._group.ranks[self._group.rank()]
         self._where = f"{call.name} #{call.seq} on group {self._group.group_name!r}, rank {here}"
-        self._group.announce_call(Call(name, call.seq, call.deadline))
+        self._group.announce_call(CallRecord(name, call.seq, call.deadline))
         known = [self._count] if self._count else sizes
         check_consistency(self._group, call, name, array, op=self._op, root=root, sizes=known)
 
     def _part_of(self, call: Call) -> Call:
         """Return a Call for a collective that this one is made of."""
-        part = Call(call.name, self._group.next_seq(), call.deadline)
+        part = CallRecord(call.name, self._group.next_seq(), call.deadline)
         part.agreed = True
         return part
 
