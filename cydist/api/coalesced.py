@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from cydist._native import hash_of_sizes
+from cydist._native import CallRecord, hash_of_sizes
 from cydist.api import arguments
 from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.packing import FlattenedList
 from cydist.api.process_groups import AnyGroup, usable_group
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, ReduceOp
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def all_reduce_coalesced(
     flats = _flattened(prepared, arrays)
     sizes = hash_of_sizes(arrays)
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         call.sizes = sizes
         with prepared.group.coalesced():
             for flat in flats:
@@ -139,7 +139,7 @@ def all_gather_coalesced(
     into = [_flattened(prepared, arrays) for arrays in lists]
     sizes = hash_of_sizes(outputs)
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         call.sizes = sizes
         _gather(prepared.group, call, own, into)
 
@@ -205,7 +205,7 @@ def all_gather_into_tensor_coalesced(
     into = [_flattened(prepared, [blocks[rank] for blocks in parts]) for rank in range(p)]
     sizes = hash_of_sizes(inputs)
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         call.sizes = sizes
         _gather(prepared.group, call, own, into)
         for output, packed in zip(outputs, dense, strict=True):
@@ -271,7 +271,7 @@ def reduce_scatter_tensor_coalesced(
     blocks = [_flattened(prepared, [cut[rank] for cut in parts]) for rank in range(p)]
     sizes = hash_of_sizes(into)
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         call.sizes = sizes
         with prepared.group.coalesced():
             for i, flat in enumerate(own):
@@ -285,7 +285,7 @@ def reduce_scatter_tensor_coalesced(
 
 def _gather(
     group: ProcessGroup,
-    call: Call,
+    call: CallRecord,
     own: Sequence[FlattenedList],
     into: Sequence[Sequence[FlattenedList]],
 ) -> None:

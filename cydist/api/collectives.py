@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cydist._native import fast_collectives, fast_path, use_operation
+from cydist._native import CallRecord, fast_collectives, fast_path, use_operation
 from cydist.api import arguments
 from cydist.api.arguments import root_rank
 from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.packing import ContiguousCopies
 from cydist.api.process_groups import AnyGroup, usable_group
-from cydist.groups.process_group import Call
 from cydist.reduce_ops import Op, RedOpType, ReduceOp
 from cydist.waiting import countdown, seconds
 from cydist.work import CombinedWork
@@ -73,7 +72,7 @@ def broadcast(
     prepared = Prepared(chosen, "broadcast", array)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.group.broadcast(call, dense, root)
         if prepared.group.rank() != root:
             array.copy_from(dense)
@@ -124,7 +123,7 @@ def all_reduce(
     prepared = Prepared(chosen, "all_reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.reducer.all_reduce(call, dense, op)
         array.copy_from(dense)
 
@@ -177,7 +176,7 @@ def reduce(
     prepared = Prepared(chosen, "reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.reducer.reduce(call, dense, root, op)
         if prepared.group.rank() == root:
             array.copy_from(dense)
@@ -236,7 +235,7 @@ def all_gather(
     into = ContiguousCopies(outputs, filled=False)
     own = array.dense()
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.group.all_gather(call, into.arrays, own)
         into.copy_back()
 
@@ -295,7 +294,7 @@ def all_gather_into_tensor(
     prepared = Prepared(chosen, name, array)
     own = array.dense()
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.group.all_gather(call, blocks, own)
         output.copy_from(dense)
 
@@ -348,7 +347,7 @@ def gather(
     if chosen.rank() != root:
         arguments.check_absent(gather_list, "gather", "gather_list", "dst")
 
-        def send(call: Call) -> None:
+        def send(call: CallRecord) -> None:
             prepared.group.gather(call, own, None, root)
 
         return prepared.run(send, [], async_op, timeout)
@@ -361,7 +360,7 @@ def gather(
     )  # fmt: skip
     into = ContiguousCopies(outputs, filled=False)
 
-    def receive(call: Call) -> None:
+    def receive(call: CallRecord) -> None:
         prepared.group.gather(call, own, into.arrays, root)
         into.copy_back()
 
@@ -427,7 +426,7 @@ def scatter(
     else:
         arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.group.scatter(call, dense, given, root)
         output.copy_from(dense)
 
@@ -548,7 +547,7 @@ def _reduce_scatter(
     """Run a reduce_scatter. `shared`: the output shares memory with an input."""
     dense = output if output.contiguous and not shared else output.empty_like()
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.reducer.reduce_scatter(call, dense, blocks, op)
         output.copy_from(dense)
 
@@ -607,7 +606,7 @@ def all_to_all(
     into = ContiguousCopies(outputs, filled=False, apart=shared)
     own = ContiguousCopies(inputs)
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.group.all_to_all(call, into.arrays, own.arrays, False)
         into.copy_back()
 
@@ -688,7 +687,7 @@ def all_to_all_single(
     parts = dense.blocks(p) if even else dense.split(given)
     own = array.dense().blocks(p) if even else array.dense().split(taken)
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.group.all_to_all(call, parts, own, even)
         into.copy_from(dense)
 
@@ -779,7 +778,7 @@ def _scan(
     prepared = Prepared(chosen, name, array, op)
     dense = array if array.contiguous else prepared.packed()
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         prepared.reducer.scan(call, dense, op, inclusive)
         array.copy_from(dense)
 

@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cydist import _native
+from cydist._native import CallRecord
 from cydist.api.arguments import check_op
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.derived import UserOpReducer, elements_dtype
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 from cydist.groups.profiler_ranges import call_range, is_profiling, until_completed
 from cydist.reduce_ops import Op, UserReduction
 
@@ -72,7 +73,7 @@ class Prepared:
         return self.array if packs else self.array.dense()
 
     def run(
-        self, body: Callable[[Call], None], result: object, async_op: bool, timeout: Timeout
+        self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout
     ) -> Work | None:
         """Run `body(call)` in the call's turn. Returns a Work whose result is `result` if
         `async_op` is set, else None."""
@@ -83,13 +84,11 @@ class Prepared:
         )
 
     def _run_profiled(
-        self, body: Callable[[Prepared, Call], None], result: object, async_op: bool,
-        timeout: Timeout,
-    ) -> Work | None:  # fmt: skip
-        whole = partial(body, self)
+        self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout
+    ) -> Work | None:
         with call_range(self.group, self.name, self.array, async_op=async_op):
             return self.group.execute(
-                self.name, until_completed(self.name, whole) if async_op else whole,
+                self.name, until_completed(self.name, body) if async_op else body,
                 async_op=async_op, timeout=timeout, result=result, array=self.array,
             )  # fmt: skip
 

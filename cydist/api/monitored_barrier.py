@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cydist import _native
+from cydist._native import CallRecord
 from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistTimeoutError
-from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
+from cydist.groups.process_group import DERIVED_TAG, ProcessGroup
 from cydist.waiting import seconds
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def monitored_barrier(
         return
     prepared = Prepared(chosen.as_host_group(), "monitored_barrier")
 
-    def body(call: Call) -> None:
+    def body(call: CallRecord) -> None:
         backend = prepared.group
         backend.announce_call(call)
         limit = seconds(timeout)
@@ -52,7 +53,7 @@ def monitored_barrier(
     prepared.run(body, None, False, timeout)
 
 
-def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -> None:
+def _collect(group: ProcessGroup, call: CallRecord, limit_ms: float, wait_all: bool) -> None:
     """On rank 0: receive from all ranks, then release all of them."""
     others = range(1, group.size())
     token = _native.empty(1)
@@ -80,7 +81,7 @@ def _collect(group: ProcessGroup, call: Call, limit_ms: float, wait_all: bool) -
         call.wait(work)
 
 
-def _report(group: ProcessGroup, call: Call) -> None:
+def _report(group: ProcessGroup, call: CallRecord) -> None:
     """On every other rank: notify rank 0, and wait until it has received from all."""
     here = group.ranks[group.rank()]
     try:

@@ -12,8 +12,8 @@ from cydist.errors import MismatchError
 from cydist.reduce_ops import Op, op_name
 
 if TYPE_CHECKING:
-    from cydist._native import Array
-    from cydist.groups.process_group import Call, ProcessGroup
+    from cydist._native import Array, CallRecord
+    from cydist.groups.process_group import ProcessGroup
 
 TEXT_BYTES = 188
 PAIR = struct.Struct(f"<i{TEXT_BYTES}si{TEXT_BYTES}s")  # a rank, its call; another rank, its call
@@ -24,7 +24,7 @@ Known = list[tuple[int, bytes]]
 
 def check_consistency(
     group: ProcessGroup,
-    call: Call,
+    call: CallRecord,
     collective: str,
     array: Array | None = None,
     *,
@@ -127,7 +127,7 @@ def _fitted(text: bytes) -> bytes:
     return text[: TEXT_BYTES - len(mark)] + mark
 
 
-def _exchange_findings(group: ProcessGroup, call: Call, known: Known, distance: int) -> Known:
+def _exchange_findings(group: ProcessGroup, call: CallRecord, known: Known, distance: int) -> Known:
     """Send this rank's findings to the rank `distance` above, and return those of the rank
     `distance` below."""
     out, into = _native.empty(PAIR.size), _native.empty(PAIR.size)

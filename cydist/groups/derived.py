@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from cydist._native import Array
-    from cydist.groups.process_group import Call, ProcessGroup
+    from cydist.groups.process_group import ProcessGroup
     from cydist.reduce_ops import Elements, Op
 
 SPACE_BYTES = 8 << 20  # memory of a reduction by a user's function
@@ -40,7 +40,7 @@ def other_ranks(group: ProcessGroup) -> list[int]:
 # Made of messages. `exchange_arrays` is their only step.
 
 
-def broadcast(group: ProcessGroup, call: Call, array: Array, root: int) -> None:
+def broadcast(group: ProcessGroup, call: CallRecord, array: Array, root: int) -> None:
     """Send along a binomial tree: log2 p steps."""
     check_consistency(group, call, "broadcast", array, root=root)
     relative = (group.rank() - root) % group.size()
@@ -56,7 +56,7 @@ def broadcast(group: ProcessGroup, call: Call, array: Array, root: int) -> None:
         mask >>= 1
 
 
-def all_reduce(group: ProcessGroup, call: Call, array: Array, op: Op) -> None:
+def all_reduce(group: ProcessGroup, call: CallRecord, array: Array, op: Op) -> None:
     """Reduce one block on each rank, and send it to all.
 
     Every block is reduced by one rank, in rank order with one rounding, so the bits are the same on
@@ -71,7 +71,7 @@ def all_reduce(group: ProcessGroup, call: Call, array: Array, op: Op) -> None:
     group.all_gather(call, blocks, mine)
 
 
-def reduce(group: ProcessGroup, call: Call, array: Array, root: int, op: Op) -> None:
+def reduce(group: ProcessGroup, call: CallRecord, array: Array, root: int, op: Op) -> None:
     """Reduce one block on each rank, and gather the blocks at the root."""
     check_consistency(group, call, "reduce", array, op=op, root=root)
     blocks = array.split(even_sizes(array.size, group.size()))
@@ -81,7 +81,7 @@ def reduce(group: ProcessGroup, call: Call, array: Array, root: int, op: Op) -> 
 
 
 def reduce_scatter(
-    group: ProcessGroup, call: Call, output: Array, inputs: Sequence[Array], op: Op
+    group: ProcessGroup, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
 ) -> None:
     """Exchange blocks with all ranks, and reduce this rank's in rank order."""
     check_consistency(
@@ -104,7 +104,9 @@ def reduce_scatter(
     _native.combine_all(kind, output.dtype, output, sources, factor, group.size())
 
 
-def all_gather(group: ProcessGroup, call: Call, outputs: Sequence[Array], array: Array) -> None:
+def all_gather(
+    group: ProcessGroup, call: CallRecord, outputs: Sequence[Array], array: Array
+) -> None:
     """Send this rank's array to each other rank."""
     check_consistency(group, call, "all_gather", array, sizes=[output.size for output in outputs])
     if not outputs[group.rank()].same_memory(array):
@@ -118,7 +120,7 @@ def all_gather(group: ProcessGroup, call: Call, outputs: Sequence[Array], array:
 
 
 def gather(
-    group: ProcessGroup, call: Call, array: Array, outputs: Sequence[Array] | None, root: int
+    group: ProcessGroup, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
 ) -> None:
     """Send this rank's array to the root."""
     check_consistency(group, call, "gather", typed=array, root=root)
@@ -131,7 +133,7 @@ def gather(
 
 
 def scatter(
-    group: ProcessGroup, call: Call, output: Array, inputs: Sequence[Array] | None, root: int
+    group: ProcessGroup, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
 ) -> None:
     """Send each rank its array from the root."""
     check_consistency(group, call, "scatter", typed=output, root=root)
@@ -144,7 +146,11 @@ def scatter(
 
 
 def all_to_all(
-    group: ProcessGroup, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+    group: ProcessGroup,
+    call: CallRecord,
+    outputs: Sequence[Array],
+    inputs: Sequence[Array],
+    even: bool,
 ) -> None:
     """Exchange arrays with all ranks at once."""
     check_consistency(group, call, "all_to_all", typed=outputs[0])
@@ -157,7 +163,7 @@ def all_to_all(
     )
 
 
-def scan(group: ProcessGroup, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+def scan(group: ProcessGroup, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
     """Gather all arrays on every rank, and reduce those below this one.
 
     This is simple, and suitable for the small arrays of scans.
@@ -176,7 +182,7 @@ def scan(group: ProcessGroup, call: Call, array: Array, op: Op, inclusive: bool)
         _native.combine_all(kind, array.dtype, array, sources[:count], factor, group.size())
 
 
-def barrier(group: ProcessGroup, call: Call) -> None:
+def barrier(group: ProcessGroup, call: CallRecord) -> None:
     """Compare the call with all ranks: dissemination, log2 p steps (Hensgen, Finkel and Manber,
     Int. J. Parallel Programming 17(1), 1988)."""
     check_consistency(group, call, "barrier")
@@ -243,7 +249,7 @@ class UserOpReducer:
         self._count = count
         self._where = ""  # the call, for messages
 
-    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         """Reduce in place on every rank."""
         self._start_step(call, "all_reduce", array)
         blocks = self._blocks(array)
@@ -251,7 +257,7 @@ class UserOpReducer:
         self._fold(call, mine, blocks)
         self._group.all_gather(self._part_of(call), blocks, mine)
 
-    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents."""
         self._start_step(call, "reduce", array, root=root)
         at_root = self._group.rank() == root
@@ -259,12 +265,14 @@ class UserOpReducer:
             self._write(sources[0], self._fold_all(sources))
             self._group.gather(self._part_of(call), sources[0], pieces if at_root else None, root)
 
-    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+    def reduce_scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
+    ) -> None:
         """Reduce block r of all ranks' inputs into rank r's output."""
         self._start_step(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
         self._fold(call, output, inputs)
 
-    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place."""
         self._start_step(call, "scan" if inclusive else "exscan", array)
         for pieces, sources in self._exchange_pieces(call, self._blocks(array), banks=2):
@@ -279,7 +287,7 @@ class UserOpReducer:
             self._exchange(call, pieces, prefixes, pieces)
 
     def _start_step(
-        self, call: Call, name: str, array: Array, *, root: int | None = None,
+        self, call: CallRecord, name: str, array: Array, *, root: int | None = None,
         sizes: Sequence[int] = (),
     ) -> None:  # fmt: skip
         here = self._group.ranks[self._group.rank()]
@@ -288,8 +296,8 @@ class UserOpReducer:
         known = [self._count] if self._count else sizes
         check_consistency(self._group, call, name, array, op=self._op, root=root, sizes=known)
 
-    def _part_of(self, call: Call) -> Call:
-        """Return a Call for a collective that this one is made of."""
+    def _part_of(self, call: CallRecord) -> CallRecord:
+        """Return the record of a collective that this one is made of."""
         part = CallRecord(call.name, self._group.next_seq(), call.deadline)
         part.agreed = True
         return part
@@ -297,7 +305,7 @@ class UserOpReducer:
     def _blocks(self, array: Array) -> list[Array]:
         return array.split(even_sizes(array.size, self._group.size()))
 
-    def _fold(self, call: Call, output: Array, inputs: Sequence[Array]) -> None:
+    def _fold(self, call: CallRecord, output: Array, inputs: Sequence[Array]) -> None:
         """Fold block r of all ranks' inputs into rank r's output, which may be that block."""
         done = 0
         for _, sources in self._exchange_pieces(call, inputs):
@@ -307,7 +315,7 @@ class UserOpReducer:
             done += count
 
     def _exchange_pieces(
-        self, call: Call, inputs: Sequence[Array], banks: int = 1
+        self, call: CallRecord, inputs: Sequence[Array], banks: int = 1
     ) -> Iterator[tuple[list[Array], list[Array]]]:
         """Iterate over pieces: a piece of each of this rank's blocks, and all ranks' contributions
         to that piece of its own block.
@@ -325,7 +333,7 @@ class UserOpReducer:
             yield pieces, sources
 
     def _exchange(
-        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array],
+        self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array],
         pieces: Sequence[Array],
     ) -> None:  # fmt: skip
         even = all(piece.size == pieces[0].size for piece in pieces)

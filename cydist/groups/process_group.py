@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 DERIVED_TAG = -1
 
 
-Call = CallRecord  # one call on a group, as backends, error messages and hooks see it
-
-
 class ProcessGroup:
     """A set of ranks that communicate, from the view of one rank.
 
@@ -270,7 +267,7 @@ class ProcessGroup:
         """
         return nullcontext()
 
-    def announce_call(self, call: Call) -> None:
+    def announce_call(self, call: CallRecord) -> None:
         """Announce a derived collective that starts. A backend that compares calls overrides this.
 
         Args:
@@ -282,7 +279,7 @@ class ProcessGroup:
     def execute(
         self,
         name: str,
-        body: Callable[[Call], None],
+        body: Callable[[CallRecord], None],
         *,
         async_op: bool = False,
         timeout: float | timedelta | None = None,
@@ -293,7 +290,7 @@ class ProcessGroup:
 
         Args:
             name: Of the call.
-            body: Does the call's work; gets the Call.
+            body: Does the call's work; gets the call's record.
             async_op: Return a `Work` at once.
             timeout: Seconds or a timedelta; None takes the group's.
             result: What the Work's `result` returns.
@@ -303,7 +300,7 @@ class ProcessGroup:
             A `Work` with `async_op`; otherwise None, after the call has completed.
         """
         self.check_usable(name)
-        call = Call(name, 0, self.deadline(timeout, name))
+        call = CallRecord(name, 0, self.deadline(timeout, name))
         try:
             if not async_op and self.call_queue.run_call_now(self, call, body):
                 return None
@@ -317,7 +314,7 @@ class ProcessGroup:
             raise
 
     def _execute_queued(
-        self, call: Call, body: Callable[[Call], None], async_op: bool, result: object
+        self, call: CallRecord, body: Callable[[CallRecord], None], async_op: bool, result: object
     ) -> Work | None:
         """Run a call after those that were issued before it."""
         name = call.name
@@ -339,7 +336,7 @@ class ProcessGroup:
             )
         return None
 
-    def call_failed(self, call: Call, error: BaseException) -> None:
+    def call_failed(self, call: CallRecord, error: BaseException) -> None:
         """Fail the group because a call raised in its turn; an interrupt, too, must end the other
         ranks' calls. UnsupportedError comes before anything was sent, on every rank.
 
@@ -423,7 +420,7 @@ class ProcessGroup:
         last = "and has made none" if call is None else f"its last was {call.name} #{call.seq}"
         return f"in no call of the group{',' if call is None else ';'} {last}"
 
-    def last_call(self) -> Call | None:
+    def last_call(self) -> CallRecord | None:
         """Return the collective that this rank is in, or was in last.
 
         Returns:
@@ -489,7 +486,7 @@ class ProcessGroup:
 
     def exchange_arrays(
         self,
-        call: Call,
+        call: CallRecord,
         sends: Sequence[tuple[Array, int]],
         receives: Sequence[tuple[Array, int]],
     ) -> None:
@@ -505,7 +502,7 @@ class ProcessGroup:
         for work in works:
             call.wait(work)
 
-    def broadcast(self, call: Call, array: Array, root: int) -> None:
+    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         """Copy the root's array to all ranks.
 
         Args:
@@ -515,7 +512,7 @@ class ProcessGroup:
         """
         derived.broadcast(self, call, array, root)
 
-    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         """Reduce in place on every rank.
 
         Args:
@@ -525,7 +522,7 @@ class ProcessGroup:
         """
         derived.all_reduce(self, call, array, op)
 
-    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents.
 
         Args:
@@ -536,7 +533,9 @@ class ProcessGroup:
         """
         derived.reduce(self, call, array, root, op)
 
-    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+    def reduce_scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
+    ) -> None:
         """Reduce block r of all ranks' inputs into rank r's output, in rank order.
 
         Args:
@@ -547,7 +546,7 @@ class ProcessGroup:
         """
         derived.reduce_scatter(self, call, output, inputs, op)
 
-    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         """Send every rank's array to all ranks: outputs[r] is rank r's.
 
         Args:
@@ -557,7 +556,9 @@ class ProcessGroup:
         """
         derived.all_gather(self, call, outputs, array)
 
-    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+    def gather(
+        self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
+    ) -> None:
         """Send every rank's array to the root: outputs[r] is rank r's.
 
         Args:
@@ -568,7 +569,9 @@ class ProcessGroup:
         """
         derived.gather(self, call, array, outputs, root)
 
-    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+    def scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
+    ) -> None:
         """Send inputs[r] of the root to rank r.
 
         Args:
@@ -580,7 +583,7 @@ class ProcessGroup:
         derived.scatter(self, call, output, inputs, root)
 
     def all_to_all(
-        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+        self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         """Send inputs[r] to rank r and receive outputs[r] from it.
 
@@ -592,7 +595,7 @@ class ProcessGroup:
         """
         derived.all_to_all(self, call, outputs, inputs, even)
 
-    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place.
 
         Args:
@@ -603,7 +606,7 @@ class ProcessGroup:
         """
         derived.scan(self, call, array, op, inclusive)
 
-    def barrier(self, call: Call) -> None:
+    def barrier(self, call: CallRecord) -> None:
         """Wait until every rank has made this call.
 
         Args:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cydist._native import CallRecord
 from cydist.api import process_groups
-from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
+from cydist.groups.process_group import DERIVED_TAG, ProcessGroup
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Exposed(ProcessGroup):
     faults: ClassVar[RankFaults]
     fast_calls = fast_messages = False  # the fast path has no faults
 
-    def execute(self, name: str, body: Callable[[Call], None], **options: Any) -> Work | None:
+    def execute(self, name: str, body: Callable[[CallRecord], None], **options: Any) -> Work | None:
         self.faults.affect(name)
         return super().execute(name, body, **options)
 

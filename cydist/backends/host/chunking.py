@@ -17,9 +17,8 @@ from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.tuning import table as tuning_table
 
 if TYPE_CHECKING:
-    from cydist._native import Array
+    from cydist._native import Array, CallRecord
     from cydist.backends.host.group import HostGroup
-    from cydist.groups.process_group import Call
 
 WHOLE_BYTES = (
     16 << 20
@@ -32,7 +31,7 @@ PRELIMINARY, JOINED = FLAG_BITS["PRELIMINARY"], FLAG_BITS["JOINED"]
 
 def chunks(
     group: HostGroup,
-    call: Call,
+    call: CallRecord,
     name: str,
     array: Array,
     *,
@@ -77,7 +76,7 @@ def chunks(
 
 def true_on_all_ranks(
     group: HostGroup,
-    call: Call,
+    call: CallRecord,
     here: bool,
     about: tuple[str, Array, int] | None = None,
     root: int = -1,

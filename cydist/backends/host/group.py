@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native
-from cydist._native import ANY_SOURCE
+from cydist._native import ANY_SOURCE, CallRecord
 from cydist.backends.host import traffic
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
@@ -37,7 +37,7 @@ from cydist.errors import (
     status_of,
 )
 from cydist.groups.derived import other_ranks
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.tuning import table as tuning_table
 from cydist.waiting import duration
@@ -257,7 +257,7 @@ class HostGroup(ProcessGroup):
             super().check_usable(name)
         tuning_table.check()
 
-    def announce_call(self, call: Call) -> None:
+    def announce_call(self, call: CallRecord) -> None:
         with self.failures(call.name, call.seq, call.deadline):
             self.native.announce_call(call.name, call.seq)
 
@@ -399,21 +399,21 @@ class HostGroup(ProcessGroup):
 
     # Collectives: name the blocks, and the values that must be equal on all ranks.
 
-    def broadcast(self, call: Call, array: Array, root: int) -> None:
+    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         here = self._rank == root
         self._run_on_array(call, "broadcast", array, None, root, reads=here, writes=not here)
 
-    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         self._run_on_array(call, "all_reduce", array, op)
 
-    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         self._run_on_array(call, "reduce", array, op, root, writes=self._rank == root)
 
-    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         self._run_on_array(call, "scan" if inclusive else "exscan", array, op)
 
     def _run_on_array(
-        self, call: Call, name: str, array: Array, op: Op | None, root: int = -1, *,
+        self, call: CallRecord, name: str, array: Array, op: Op | None, root: int = -1, *,
         reads: bool = True, writes: bool = True,
     ) -> None:  # fmt: skip
         """Run a call on one array that has the same size on every rank.
@@ -428,37 +428,43 @@ class HostGroup(ProcessGroup):
             outputs = [part] if writes or name == "broadcast" else []
             self.run_collective(call, name, [part], outputs, part.nbytes, op, root, part.size)
 
-    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+    def reduce_scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
+    ) -> None:
         blocks = list(inputs)
         count, nbytes, even = _native.totals(blocks)
         self.run_collective(call, "reduce_scatter", blocks, [output], nbytes, op, -1, count, even)
 
-    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         blocks = list(outputs)
         count, nbytes, even = _native.totals(blocks)
         self.run_collective(call, "all_gather", [array], blocks, nbytes, None, -1, count, even)
 
     # A size that only the root, or only a pair, knows does not affect the choice of an algorithm.
 
-    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+    def gather(
+        self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
+    ) -> None:
         self.run_collective(call, "gather", [array], list(outputs or ()), 0, root=root, even=False)
 
-    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+    def scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
+    ) -> None:
         self.run_collective(call, "scatter", list(inputs or ()), [output], 0, root=root, even=False)
 
     def all_to_all(
-        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+        self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         blocks = list(outputs)
         nbytes, count = (_native.totals(blocks)[1], blocks[0].size) if even else (0, 0)
         self.run_collective(call, "all_to_all", list(inputs), blocks, nbytes, None, -1, count, even)
 
-    def barrier(self, call: Call) -> None:
+    def barrier(self, call: CallRecord) -> None:
         self.run_collective(call, "barrier", [], [], 0)
 
     def run_collective(
         self,
-        call: Call,
+        call: CallRecord,
         collective: str,
         inputs: list[Array],
         outputs: list[Array],
@@ -531,10 +537,10 @@ class HostGroup(ProcessGroup):
                 self.error
             )
 
-    def prepare_first(self, call: Call) -> None:
+    def prepare_first(self, call: CallRecord) -> None:
         """Prepare what the group's first call needs, before an algorithm is chosen."""
 
-    def open_windows(self, call: Call) -> bool:
+    def open_windows(self, call: CallRecord) -> bool:
         """Return whether the group has windows; its first call may wait for that."""
         with self.failures(call.name, call.seq, call.deadline, call.began):
             return self.native.open_windows(call.deadline_ns)

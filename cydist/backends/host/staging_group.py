@@ -18,14 +18,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist._native import runs_in_background
+from cydist._native import CallRecord, runs_in_background
 from cydist.backends.host.chunking import CHUNK
 from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCall, slot_view
 from cydist.backends.host.staging_p2p import StagedP2PCalls, current_streams
 from cydist.devices import array_libraries
 from cydist.errors import MismatchError
 from cydist.groups.derived import UserOpReducer, elements_dtype
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, UserReduction
 from cydist.work import Work
 
@@ -53,7 +53,7 @@ class StagedGroup(ProcessGroup):
         self.host = host
         self._pipelines: dict[int, PinnedPipeline] = {}
         self._chosen: PinnedPipeline | None = None  # of the running call
-        self._numbered: Call | None = None  # the call whose number is already used
+        self._numbered: CallRecord | None = None  # the call whose number is already used
         self._cut = False  # cut into several calls of the host group, on all ranks alike
         self._messages = StagedP2PCalls(host)
 
@@ -79,7 +79,7 @@ class StagedGroup(ProcessGroup):
     def execute(
         self,
         name: str,
-        body: Callable[[Call], None],
+        body: Callable[[CallRecord], None],
         *,
         async_op: bool = False,
         timeout: float | timedelta | None = None,
@@ -94,7 +94,7 @@ class StagedGroup(ProcessGroup):
         pipeline = self._pipeline(array)
         events = pipeline.record(streams)
 
-        def staged(call: Call) -> None:
+        def staged(call: CallRecord) -> None:
             if runs_in_background():
                 pipeline.lib.adopt(pipeline.device)
             self._chosen, self._cut = pipeline, False
@@ -128,21 +128,21 @@ class StagedGroup(ProcessGroup):
 
     # Collectives on one array, of equal size on every rank.
 
-    def broadcast(self, call: Call, array: Array, root: int) -> None:
+    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         here = self._rank == root
         self._run_in_place(call, "broadcast", array, out=here, into=not here, root=root)
 
-    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         self._run_in_place(call, "all_reduce", array, op=op)
 
-    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         self._run_in_place(call, "reduce", array, into=self._rank == root, op=op, root=root)
 
-    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         self._run_in_place(call, "scan" if inclusive else "exscan", array, op=op)
 
     def _run_in_place(
-        self, call: Call, name: str, array: Array, *, out: bool = True, into: bool = True,
+        self, call: CallRecord, name: str, array: Array, *, out: bool = True, into: bool = True,
         op: Op | None = None, root: int = -1,
     ) -> None:  # fmt: skip
         """Return the chunks of one array, each in place."""
@@ -156,7 +156,7 @@ class StagedGroup(ProcessGroup):
 
     # Collectives on blocks, whose sizes every rank knows.
 
-    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         count = sum(block.size for block in outputs)
 
         def exchange(slot: list[Array]) -> None:
@@ -178,7 +178,9 @@ class StagedGroup(ProcessGroup):
             exchange,
         )
 
-    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+    def reduce_scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
+    ) -> None:
         count = sum(block.size for block in inputs)
 
         def exchange(slot: list[Array]) -> None:
@@ -193,7 +195,9 @@ class StagedGroup(ProcessGroup):
 
     # Collectives on blocks whose sizes only the root, or only pairs of ranks, know.
 
-    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+    def gather(
+        self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
+    ) -> None:
         sends, receives = [0] * self._size, [block.size for block in outputs or ()]
         sends[root] = array.size
         each = chunk_size(self._size + 1, array)
@@ -207,7 +211,9 @@ class StagedGroup(ProcessGroup):
             call, most, each, [array, *(outputs or ())], [not i for i in into], into, exchange
         )
 
-    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+    def scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
+    ) -> None:
         sends, receives = [block.size for block in inputs or ()], [0] * self._size
         receives[root] = output.size
         each = chunk_size(self._size + 1, output)
@@ -222,7 +228,7 @@ class StagedGroup(ProcessGroup):
         )
 
     def all_to_all(
-        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+        self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         each = chunk_size(2 * self._size, outputs[0])
         if even:
@@ -242,13 +248,13 @@ class StagedGroup(ProcessGroup):
         into = [not o for o in out]
         self._run_rounds(call, most, each, [*inputs, *outputs], out, into, exchange)
 
-    def barrier(self, call: Call) -> None:
+    def barrier(self, call: CallRecord) -> None:
         self.host.barrier(call)
 
     # Shared parts.
 
     def _run_rounds(
-        self, call: Call, count: int, each: int, arrays: Sequence[Array], out: Sequence[bool],
+        self, call: CallRecord, count: int, each: int, arrays: Sequence[Array], out: Sequence[bool],
         into: Sequence[bool], exchange: Callable[[list[Array]], None],
     ) -> None:  # fmt: skip
         """Cut the arrays into `count` rounds of at most `each` elements. In each round their pieces
@@ -281,7 +287,7 @@ class StagedGroup(ProcessGroup):
         self._chosen.run([chunk(i) for i in range(count)], staged)
 
     def _run(
-        self, call: Call, name: str, inputs: list[Array], outputs: list[Array], *,
+        self, call: CallRecord, name: str, inputs: list[Array], outputs: list[Array], *,
         op: Op | None = None, root: int = -1, count: int = 0, uneven: bool = False,
     ) -> None:  # fmt: skip
         """Run a chunk's collective on the host, under its own number. `count` is the whole call's,
@@ -300,7 +306,7 @@ class StagedGroup(ProcessGroup):
         )  # fmt: skip
 
     def _reduce_by_function(
-        self, call: Call, name: str, inputs: list[Array], outputs: list[Array],
+        self, call: CallRecord, name: str, inputs: list[Array], outputs: list[Array],
         op: UserReduction, root: int, count: int,
     ) -> None:  # fmt: skip
         """Run a chunk of a user-defined reduction on the host."""
@@ -315,7 +321,7 @@ class StagedGroup(ProcessGroup):
             folding.scan(call, inputs[0], op, name == "scan")
 
     def _compare_counts(
-        self, call: Call, name: str, array: Array, root: int, each: int, sends: list[int],
+        self, call: CallRecord, name: str, array: Array, root: int, each: int, sends: list[int],
         receives: list[int],
     ) -> int:  # fmt: skip
         """Exchange the numbers of elements that each rank sends to and receives from each other.
@@ -342,7 +348,7 @@ class StagedGroup(ProcessGroup):
         most: int = max(size for row in table for size in row[5:])
         return max(1, -(-most // each))
 
-    def _mismatch(self, call: Call, a: int, b: int, first: str, second: str) -> MismatchError:
+    def _mismatch(self, call: CallRecord, a: int, b: int, first: str, second: str) -> MismatchError:
         ranks = (self.ranks[a], self.ranks[b])
         return MismatchError(
             f"{call.name} #{call.seq} on group {self.group_name!r}: rank {ranks[0]} {first}, and "

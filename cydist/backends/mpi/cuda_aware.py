@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
+from cydist._native import CallRecord
 from cydist.backends.host.chunking import JOINED, adjacent
 from cydist.backends.host.pinned_pipeline import StagedCall
 from cydist.backends.host.staging_group import StagedGroup
-from cydist.groups.process_group import Call
 from cydist.reduce_ops import Op
 
 if TYPE_CHECKING:
@@ -26,35 +26,37 @@ class DeviceGroup(StagedGroup):
 
     host: MpiGroup
 
-    def broadcast(self, call: Call, array: Array, root: int) -> None:
+    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         if not self._by_mpi(call, "broadcast", [array], [array], root=root):
             super().broadcast(call, array, root)
 
-    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         if not self._by_mpi(call, "all_reduce", [array], [array], op=op):
             super().all_reduce(call, array, op)
 
-    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         outputs = [array] if self._rank == root else []
         if not self._by_mpi(call, "reduce", [array], outputs, op=op, root=root):
             super().reduce(call, array, root, op)
 
-    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         if not self._by_mpi(call, "all_gather", [array], outputs):
             super().all_gather(call, outputs, array)
 
-    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+    def reduce_scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
+    ) -> None:
         if not self._by_mpi(call, "reduce_scatter", inputs, [output], op=op):
             super().reduce_scatter(call, output, inputs, op)
 
     def all_to_all(
-        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+        self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         if not (even and self._by_mpi(call, "all_to_all", inputs, outputs)):
             super().all_to_all(call, outputs, inputs, even)
 
     def _by_mpi(
-        self, call: Call, name: str, inputs: Sequence[Array], outputs: Sequence[Array], *,
+        self, call: CallRecord, name: str, inputs: Sequence[Array], outputs: Sequence[Array], *,
         op: Op | None = None, root: int = -1,
     ) -> bool:  # fmt: skip
         """Run the call through MPI; return False, on all ranks, if MPI does not have it."""

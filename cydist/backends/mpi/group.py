@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native, config
+from cydist._native import CallRecord
 from cydist.backends.host.chunking import true_on_all_ranks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint
 from cydist.backends.host.group import HostGroup
@@ -17,7 +18,6 @@ from cydist.backends.mpi.datatypes import REDUCTIONS, datatypes
 from cydist.backends.mpi.endpoint import MpiEndpoint
 from cydist.backends.mpi.runtime import check_cuda_aware
 from cydist.errors import from_call_error
-from cydist.groups.process_group import Call
 from cydist.reduce_ops import Op, UserReduction, op_and_factor
 from cydist.tuning import table as tuning_table
 
@@ -115,11 +115,11 @@ class MpiGroup(HostGroup):
 
     # The group's communicator.
 
-    def prepare_first(self, call: Call) -> None:
+    def prepare_first(self, call: CallRecord) -> None:
         if not self._created:
             self._create_communicator(call)
 
-    def _create_communicator(self, call: Call) -> None:
+    def _create_communicator(self, call: CallRecord) -> None:
         """Make the group's communicator at its first collective, unless it has windows.
 
         Each group has its own: MPI matches collectives in the order in which a communicator's
@@ -131,7 +131,9 @@ class MpiGroup(HostGroup):
             self._agree_and_create(call)
         self._created = True
 
-    def has_natively(self, call: Call, name: str, blocks: Sequence[Array], op: Op | None) -> bool:
+    def has_natively(
+        self, call: CallRecord, name: str, blocks: Sequence[Array], op: Op | None
+    ) -> bool:
         """Return whether MPI itself has this collective on equal, adjacent blocks on a device.
 
         All members get the same result. The first call that MPI might serve makes the group's
@@ -159,11 +161,11 @@ class MpiGroup(HostGroup):
             self._created_for_devices = True
         return self._comm is not None
 
-    def _agree_and_create(self, call: Call) -> None:
+    def _agree_and_create(self, call: CallRecord) -> None:
         if true_on_all_ranks(self, call, Communicators.may_create()):
             self._create(call)
 
-    def _create(self, call: Call) -> None:
+    def _create(self, call: CallRecord) -> None:
         """Make the communicator. All members have come."""
         MPI = self._endpoint.MPI
         make = partial(of_some, MPI, self._endpoint.comm, self._peers, self._comm_id)

@@ -15,9 +15,8 @@ from cydist.errors import UnsupportedError
 from cydist.work import Work
 
 if TYPE_CHECKING:
-    from cydist._native import Array
+    from cydist._native import Array, CallRecord
     from cydist.devices.array_libraries import ArrayLibrary
-    from cydist.groups.process_group import Call
 
 
 class EnqueueMixin(FailureMixin):
@@ -47,7 +46,7 @@ class EnqueueMixin(FailureMixin):
     def execute(
         self,
         name: str,
-        body: Callable[[Call], None],
+        body: Callable[[CallRecord], None],
         *,
         async_op: bool = False,
         timeout: float | timedelta | None = None,
@@ -87,7 +86,7 @@ class EnqueueMixin(FailureMixin):
         call: StreamCall,
         array: Array | None,
         on_own: bool,
-        body: Callable[[Call], None],
+        body: Callable[[CallRecord], None],
         result: object,
     ) -> StreamWork:
         """Enqueue a call, and return its Work."""
@@ -106,7 +105,7 @@ class EnqueueMixin(FailureMixin):
         array: Array | None,
         current: list[int],
         stream: int,
-        body: Callable[[Call], None],
+        body: Callable[[CallRecord], None],
         result: object,
     ) -> tuple[InFlight, bool]:
         """Enqueue a call; return its record, and whether it is captured.

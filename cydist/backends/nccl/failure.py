@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cydist import config
+from cydist._native import CallRecord
 from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE
 from cydist.backends.nccl.call_check import CallsDiffer
 from cydist.errors import (
@@ -20,7 +21,7 @@ from cydist.errors import (
     MismatchError,
     PeerFailedError,
 )
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Binding, Communicator
@@ -303,7 +304,7 @@ class FailureMixin(ProcessGroup):
 
     # For messages.
 
-    def describe(self, call: Call) -> str:
+    def describe(self, call: CallRecord) -> str:
         """Return "all_reduce #12"; messages have no number."""
         return f"{call.name} #{call.seq}" if call.seq else call.name
 
@@ -316,7 +317,7 @@ class FailureMixin(ProcessGroup):
             "after it began)"
         )
 
-    def last_call(self) -> Call | None:
+    def last_call(self) -> CallRecord | None:
         """Return the first call that the GPU has not completed, or the last one."""
         return self._watch.oldest or super().last_call()
 

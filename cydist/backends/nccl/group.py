@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cydist import config
+from cydist._native import CallRecord
 from cydist.backends.host.chunking import adjacent
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.call_check import CallCheck, HostNoteChannel
@@ -32,7 +33,7 @@ from cydist.backends.nccl.work import StreamWork, new_enqueuer
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.consistency import describe
-from cydist.groups.process_group import Call, ProcessGroup
+from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, op_and_factor
 from cydist.work import Work
 
@@ -121,7 +122,7 @@ class NcclGroup(EnqueueMixin):
     # The note of a call for other ranks, and its NCCL calls.
 
     def _note(
-        self, call: Call, what: tuple[object, ...] = (), op: str = "", root: int | None = None
+        self, call: CallRecord, what: tuple[object, ...] = (), op: str = "", root: int | None = None
     ) -> None:
         """Note a call that the next rank must make too, with what `describe` says of it."""
         if self._collected is not None:
@@ -243,12 +244,12 @@ class NcclGroup(EnqueueMixin):
 
     # Collectives. The values that must be equal on all ranks are noted first.
 
-    def broadcast(self, call: Call, array: Array, root: int) -> None:
+    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         self._note(call, (array.size, array.dtype_name), root=root)
         self._run(plans.broadcast(array.nbytes, root), [array])
 
     def _reduction_for(
-        self, call: Call, array: Array, op: Op
+        self, call: CallRecord, array: Array, op: Op
     ) -> tuple[NcclReduction, complex | None]:
         kind, factor = op_and_factor(op)
         how = reduction(kind, array.dtype_name, self._size == 1)
@@ -259,37 +260,43 @@ class NcclGroup(EnqueueMixin):
             check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)
         return how, factor
 
-    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         how, factor = self._reduction_for(call, array, op)
         self._note(call, (array.size, array.dtype_name), how.name)
         self._run(plans.all_reduce(self._rank, self._size, array.size, how), [array], factor)
 
-    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         how, factor = self._reduction_for(call, array, op)
         self._note(call, (array.size, array.dtype_name), how.name, root)
         self._run(plans.reduce(self._rank, self._size, array.size, root, how), [array], factor)
 
-    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+    def reduce_scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
+    ) -> None:
         how, factor = self._reduction_for(call, output, op)
         counts = tuple(each.size for each in inputs)
         self._note(call, (plans.describe_counts(counts), output.dtype_name), how.name)
         plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
         self._run(plan, [output, *inputs], factor)
 
-    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         counts = [each.size for each in outputs]
         self._note(call, (plans.describe_counts(counts), array.dtype_name))
         sizes = tuple(each.nbytes for each in outputs)
         self._run(plans.all_gather(self._rank, sizes, adjacent(outputs)), [array, *outputs])
 
-    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+    def gather(
+        self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
+    ) -> None:
         self._note(call, root=root)
         given = list(outputs or ())
         own = bool(given) and given[root].same_memory(array)
         sizes = tuple(each.nbytes for each in given)
         self._run(plans.gather(self._rank, sizes, array.nbytes, root, own), [array, *given])
 
-    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+    def scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
+    ) -> None:
         self._note(call, root=root)
         given = list(inputs or ())
         own = bool(given) and given[root].same_memory(output)
@@ -297,21 +304,21 @@ class NcclGroup(EnqueueMixin):
         self._run(plans.scatter(self._rank, sizes, output.nbytes, root, own), [output, *given])
 
     def all_to_all(
-        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+        self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         sent = (outputs[0].size, "for each,") if even else ("any sizes,",)
         self._note(call, (*sent, outputs[0].itemsize, "bytes an element"))
         sizes = [tuple(each.nbytes for each in arrays) for arrays in (outputs, inputs)]
         self._run(plans.all_to_all(*sizes), [*outputs, *inputs])
 
-    def scan(self, call: Call, array: Array, op: Op, inclusive: bool) -> None:
+    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         raise UnsupportedError(
             f"{call.name}: backend 'nccl' has none: use backend 'tcp' or 'mpi', which take GPU "
             "arrays too",
             op=call.name, group=self.group_name,
         )  # fmt: skip
 
-    def barrier(self, call: Call) -> None:
+    def barrier(self, call: CallRecord) -> None:
         """Reduce one byte of each rank; `execute` waits until the GPU has done it."""
         self._note(call)
         if self._token is None:

@@ -13,7 +13,8 @@ from cydist.backends.host.group import HostGroup
 from cydist.backends.host.work import FAILURE_TAG
 
 if TYPE_CHECKING:
-    from cydist.groups.process_group import Call, ProcessGroup
+    from cydist._native import CallRecord
+    from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
 FAILURE_BYTES = 8192
@@ -29,7 +30,7 @@ class ControlGroup(HostGroup):
 
     speaks_for: ProcessGroup | None = None
 
-    def last_call(self) -> Call | None:
+    def last_call(self) -> CallRecord | None:
         own = super().last_call()
         if (own is not None and not own.over) or self.speaks_for is None:
             return own

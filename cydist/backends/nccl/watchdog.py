@@ -16,14 +16,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from cydist._native import CallRecord
 from cydist.backends.nccl.call_check import CallCheck, CallsDiffer
 from cydist.errors import DistError
-from cydist.groups.process_group import Call
 
 PERIOD = 0.1  # seconds
 
 
-class StreamCall(Call):
+class StreamCall(CallRecord):
     """A call on a stream."""
 
     __slots__ = ()

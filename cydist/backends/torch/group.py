@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from cydist import _native, config
+from cydist._native import CallRecord
 from cydist.backends.host.chunking import adjacent
 from cydist.backends.torch.work import (
     GRACE,
@@ -45,7 +46,7 @@ from cydist.errors import (
 )
 from cydist.executor import THREADS, TaskWork
 from cydist.groups.consistency import check_consistency
-from cydist.groups.process_group import DERIVED_TAG, Call, ProcessGroup
+from cydist.groups.process_group import DERIVED_TAG, ProcessGroup
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.work import Work
 
@@ -261,7 +262,7 @@ class TorchGroup(ProcessGroup):
 
     def exchange_arrays(
         self,
-        call: Call,
+        call: CallRecord,
         sends: Sequence[tuple[Array, int]],
         receives: Sequence[tuple[Array, int]],
     ) -> None:
@@ -287,7 +288,7 @@ class TorchGroup(ProcessGroup):
 
     # torch's own collectives.
 
-    def _run(self, call: Call, kind: Any, start: Callable[[Any], Any], **fields: Any) -> None:
+    def _run(self, call: CallRecord, kind: Any, start: Callable[[Any], Any], **fields: Any) -> None:
         """Run a collective: `start` takes torch's options of `kind` and returns torch's Work."""
         options = kind()
         options.timeout = torch_timeout(call.remaining() + GRACE)
@@ -305,7 +306,7 @@ class TorchGroup(ProcessGroup):
                     work.wait(torch_timeout(GRACE))
                 raise
 
-    def _await(self, work: Any, call: Call) -> None:
+    def _await(self, work: Any, call: CallRecord) -> None:
         given = call.remaining()
         while True:
             try:
@@ -327,7 +328,7 @@ class TorchGroup(ProcessGroup):
             return None
         return dtype, getattr(dist.ReduceOp, operations[kind])
 
-    def broadcast(self, call: Call, array: Array, root: int) -> None:
+    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         check_consistency(self, call, "broadcast", array, root=root)
         if array.nbytes and self._size > 1:
             tensor = [tensor_of(array)]
@@ -336,7 +337,7 @@ class TorchGroup(ProcessGroup):
                 rootRank=root,
             )  # fmt: skip
 
-    def all_reduce(self, call: Call, array: Array, op: Op) -> None:
+    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         check_consistency(self, call, "all_reduce", array, op=op)
         native = self._reduction(array, op)
         if native is None:
@@ -348,7 +349,7 @@ class TorchGroup(ProcessGroup):
             reduceOp=native[1],
         )  # fmt: skip
 
-    def reduce(self, call: Call, array: Array, root: int, op: Op) -> None:
+    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         check_consistency(self, call, "reduce", array, op=op, root=root)
         native = self._reduction(array, op)
         if native is None:
@@ -364,7 +365,9 @@ class TorchGroup(ProcessGroup):
             reduceOp=native[1], rootRank=root,
         )  # fmt: skip
 
-    def reduce_scatter(self, call: Call, output: Array, inputs: Sequence[Array], op: Op) -> None:
+    def reduce_scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
+    ) -> None:
         check_consistency(
             self, call, "reduce_scatter", output, op=op, sizes=[block.size for block in inputs]
         )
@@ -379,7 +382,7 @@ class TorchGroup(ProcessGroup):
             reduceOp=native[1],
         )  # fmt: skip
 
-    def all_gather(self, call: Call, outputs: Sequence[Array], array: Array) -> None:
+    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         check_consistency(
             self, call, "all_gather", array, sizes=[output.size for output in outputs]
         )
@@ -393,7 +396,9 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
         _unflatten(into, outputs)
 
-    def gather(self, call: Call, array: Array, outputs: Sequence[Array] | None, root: int) -> None:
+    def gather(
+        self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
+    ) -> None:
         check_consistency(self, call, "gather", typed=array, root=root)
         if not self._all_of_one_size(call, [array, *(outputs or ())]):
             super().gather(call, array, outputs, root)
@@ -404,7 +409,9 @@ class TorchGroup(ProcessGroup):
             lambda o: self._theirs.gather(into, [tensor_of(array)], o), rootRank=root,
         )  # fmt: skip
 
-    def scatter(self, call: Call, output: Array, inputs: Sequence[Array] | None, root: int) -> None:
+    def scatter(
+        self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
+    ) -> None:
         check_consistency(self, call, "scatter", typed=output, root=root)
         if not self._all_of_one_size(call, [output, *(inputs or ())]):
             super().scatter(call, output, inputs, root)
@@ -415,7 +422,7 @@ class TorchGroup(ProcessGroup):
             lambda o: self._theirs.scatter([tensor_of(output)], source, o), rootRank=root,
         )  # fmt: skip
 
-    def _all_of_one_size(self, call: Call, blocks: Sequence[Array]) -> bool:
+    def _all_of_one_size(self, call: CallRecord, blocks: Sequence[Array]) -> bool:
         """Return whether all blocks of all ranks have one size. No rank knows all sizes, so the
         ranks compare them."""
         if self._size == 1:
@@ -430,7 +437,7 @@ class TorchGroup(ProcessGroup):
         return bool(most == -least != 0)
 
     def all_to_all(
-        self, call: Call, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
+        self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         block = outputs[0]
         check_consistency(

@@ -14,8 +14,8 @@ import pytest
 
 import cydist as dist
 from cydist import _native
+from cydist._native import CallRecord
 from cydist.backends.host import chunking
-from cydist.groups.process_group import Call
 
 
 def usual(group):
@@ -219,7 +219,7 @@ def test_creation_of_a_communicator_can_be_given_up(rank, spare, way, request):
     if rank:
         # Which MPI waits for, on rank 0; all have heard of the failure, or do meanwhile.
         with suppress(dist.DistError):
-            group._create(Call("all_reduce", 1, time.monotonic() + 20))
+            group._create(CallRecord("all_reduce", 1, time.monotonic() + 20))
     dist.barrier(spare)
     dist.destroy_process_group(group)
 
@@ -455,7 +455,7 @@ def test_what_a_piece_lies_in_stays_after_a_timeout(group, rank, spare, monkeypa
             dist.all_reduce(array, group=group, timeout=0.5)
         assert group.windows or any(each is owners[0] for each in held(group))
     else:
-        call = Call("all_reduce", group.next_seq(), time.monotonic() + 20)
+        call = CallRecord("all_reduce", group.next_seq(), time.monotonic() + 20)
         asked = _native.asarray(array)
         next(chunking.chunks(group, call, "all_reduce", asked, op=dist.ReduceOp.SUM))
         part = _native.asarray(np.ones((1 << 15) // 8))
