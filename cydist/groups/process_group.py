@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from cydist._native import CallRecord, GroupState
+from cydist._native import CallRecord, GroupState, is_profiling
 from cydist.errors import (
     DistTimeoutError,
     GroupDestroyedError,
@@ -99,7 +99,7 @@ class ProcessGroup:
         # Calls on objects so far: messages by (sender, receiver), collectives by None.
         self.object_calls: dict[tuple[int, int] | None, int] = {}
         self.group_state = GroupState()
-        _native.is_profiling()  # looks for torch
+        is_profiling()  # looks for torch
 
     def __repr__(self) -> str:
         return (
