@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import selectors
 import signal
 import socket
@@ -39,6 +40,7 @@ from cydist.net.auth import ClientHandshake, OtherJobError, ServerHandshake
 from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import why_unreachable
 from cydist.net.records import HEAD_BYTES, Records
+from cydist.net.silence import peer_timeout, watch_idle
 from cydist.stores.listen import bind
 from cydist.waiting import DEFAULT_TIMEOUT, WaitNotices
 
@@ -50,7 +52,10 @@ VERDICT_SECONDS = 1.0
 # A launcher that was refused has ended. Its user may correct it for so long.
 REFUSED_SECONDS = 30.0
 _TRY_SECONDS, _PAUSE = 3.0, 0.2  # of an attempt to connect, and between two
-_LOST_SECONDS = 15  # a host that answers nothing for so long is lost
+# Ranks that wait for a host that has vanished raise within CYDIST_PEER_TIMEOUT. The launchers give
+# the host up so much later: then the ranks' errors are printed before the launchers end them.
+_LATER_SECONDS = 5.0
+_MOST_MS = (1 << 31) - 1  # of a socket's option
 _SEND_SECONDS = 5.0  # for a message that a full socket does not take
 _CLOSE_SECONDS = 1.0  # that host 0's launcher waits for the others to close
 
@@ -77,6 +82,17 @@ class Verdict(NamedTuple):
     ended_by: int = signal.SIGTERM
 
 
+def patience_with_hosts() -> float:
+    """Return the seconds after which a silent host is lost for the launchers; inf: never.
+
+    Raises RendezvousError if CYDIST_PEER_TIMEOUT is not a time.
+    """
+    try:
+        return peer_timeout() + _LATER_SECONDS
+    except ValueError as error:
+        raise RendezvousError(str(error)) from None
+
+
 class _Connection:
     """An authenticated connection to another launcher."""
 
@@ -88,16 +104,14 @@ class _Connection:
         self._received = bytearray()
         self._missing = 0  # bytes after the head of the record that arrives; 0: no whole head yet
         sock.settimeout(_SEND_SECONDS)
-        for option, value in (
-            (socket.TCP_NODELAY, 1),
-            (socket.TCP_KEEPIDLE, _LOST_SECONDS // 3),
-            (socket.TCP_KEEPINTVL, _LOST_SECONDS // 6),
-            (socket.TCP_KEEPCNT, 4),
-            # Messages are few and short, so a living host always has room for them.
-            (socket.TCP_USER_TIMEOUT, _LOST_SECONDS * 1000),
-        ):
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        seconds = patience_with_hosts()
+        watch_idle(sock, seconds)
+        # While bytes are under way the kernel does not probe. Messages are few and short, so a
+        # living host always has room for them.
+        if not math.isinf(seconds):
+            limit_ms = int(min(1000 * seconds, _MOST_MS))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
     def send(self, message: Message) -> None:
         """Send one message. Raises OSError."""
@@ -618,10 +632,11 @@ def other_launchers(
         say: Prints a message, in whole lines.
         secret: That all of them were given; None: that of CYDIST_SECRET_FILE, or the user's own.
 
-    Raises RendezvousError if host 0's port cannot be listened on, or if this host cannot encrypt as
-    it should, AuthenticationError if it has no usable secret.
+    Raises RendezvousError if host 0's port cannot be listened on, if this host cannot encrypt as it
+    should, or if CYDIST_PEER_TIMEOUT is not a time; AuthenticationError if it has no usable secret.
     """
     config.SECRET_FD.pop()  # of an outer job
+    patience_with_hosts()  # so that a wrong value is told of before any host is waited for
     try:
         check_encryption()
     except ValueError as error:

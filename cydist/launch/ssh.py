@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import math
 import os
 import selectors
 import shlex
@@ -29,6 +30,7 @@ from cydist import config
 from cydist.errors import RendezvousError
 from cydist.launch.console import Console
 from cydist.launch.environment import remove_stale
+from cydist.launch.hosts import patience_with_hosts
 from cydist.launch.options import LaunchOptions, ListedHost, for_host
 from cydist.launch.output import Lines, OutputStream, OutputStreams, Tail
 from cydist.launch.processes import exit_code, kill_descendants
@@ -38,13 +40,7 @@ from cydist.net.secret import new_secret
 from cydist.stores.membership_store import printable
 from cydist.waiting import LONGEST_WAIT, LoopGuard, WaitNotices, duration
 
-# ssh asks nothing, since no user would see the question, and notices a lost host, also one that
-# drops every packet of a first connection. It makes no connection for later ones, which would
-# outlive the job.
-SSH = (
-    "ssh", "-T", "-oBatchMode=yes", "-oConnectTimeout=30", "-oServerAliveInterval=5",
-    "-oServerAliveCountMax=3", "-oControlMaster=no",
-)  # fmt: skip
+_QUESTIONS = 3  # of ssh to a silent host, before it takes it for lost
 # Variables that travel to other hosts: those whose names begin so.
 TRAVELLING = ("CYDIST_", "GLOO_", "NCCL_", "OMP_", "TORCH_")
 _PATH = "PYTHONPATH"
@@ -128,7 +124,7 @@ class _Remote:
             self.process = subprocess.Popen(
                 here
                 if self.local
-                else (*SSH, "--", host.name.translate(_NO_BRACKETS), _command(here)),
+                else (*ssh_command(), "--", host.name.translate(_NO_BRACKETS), _command(here)),
                 stdin=subprocess.PIPE, stdout=out, stderr=err,
             )  # fmt: skip
         finally:
@@ -158,6 +154,25 @@ class _Remote:
 
 
 _NO_BRACKETS = str.maketrans("", "", "[]")
+
+
+def ssh_command() -> tuple[str, ...]:
+    """Return ssh with its options.
+
+    It asks the user nothing, since no user would see the question. It gives up a host that drops
+    every packet of a first connection, and notices a lost host when the launchers do. It makes no
+    connection for later ones, which would outlive the job.
+
+    Raises RendezvousError if CYDIST_PEER_TIMEOUT is not a time.
+    """
+    patience = patience_with_hosts()
+    # ssh asks after each interval in which nothing comes, and gives up at the end of the last one.
+    interval = 0 if math.isinf(patience) else math.ceil(patience / (_QUESTIONS + 1))
+    return (
+        "ssh", "-T", "-oBatchMode=yes", "-oConnectTimeout=30",
+        f"-oServerAliveInterval={interval}", f"-oServerAliveCountMax={_QUESTIONS}",
+        "-oControlMaster=no",
+    )  # fmt: skip
 
 
 def _safe_path() -> tuple[str, ...]:

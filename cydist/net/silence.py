@@ -37,10 +37,15 @@ def peer_timeout() -> float:
     return seconds
 
 
-def watch_idle(sock: socket.socket) -> None:
-    """Let the kernel end this connection when it is idle and the other host has been silent for
-    CYDIST_PEER_TIMEOUT. Raises OSError."""
-    seconds = peer_timeout()
+def watch_idle(sock: socket.socket, seconds: float | None = None) -> None:
+    """Let the kernel end this connection when it is idle and the other host has been silent.
+
+    Args:
+        seconds: How long; None: for CYDIST_PEER_TIMEOUT; inf: for ever.
+
+    Raises OSError.
+    """
+    seconds = peer_timeout() if seconds is None else seconds
     if math.isinf(seconds):
         return
     idle, interval = keepalive_times(seconds)

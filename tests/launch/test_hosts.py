@@ -26,6 +26,7 @@ from launched_hosts import (
     DEADLINE,
     FIFOS,
     SUM,
+    Ended,
     HostLaunchers,
     ends,
     said,
@@ -507,28 +508,86 @@ def test_a_secret_that_others_can_read(
     assert "chmod 600" in err
 
 
-@pytest.mark.long
-def test_a_host_that_is_cut_off(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("timeout", "limit_ms"), [("3", 8000), ("1e9", (1 << 31) - 1), ("inf", 0)])
+def test_launchers_give_a_host_up_after_their_ranks(
+    launcher: Launcher,
+    impatient: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: str,
+    limit_ms: int,
+) -> None:
+    """By 5 s, so that the ranks' errors come first. With `inf` neither ever does."""
+    monkeypatch.setenv("CYDIST_PEER_TIMEOUT", timeout)
+    other = impatient.others(1, launcher.script("pause()"))
+    while impatient.zero.started < 0:
+        impatient.serve()
+    (connection,) = impatient.zero._connections
+    found = connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    probes = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert (found, bool(probes)) == (limit_ms, limit_ms > 0)
+    other.kill()
+
+
+@pytest.mark.parametrize("node", [0, *more(1)])
+def test_a_peer_timeout_that_is_none(launcher: Launcher, start: HostLaunchers, node: int) -> None:
+    """Is told of before any other host is waited for."""
+    process = start(node, launcher.script("pass"), env={"CYDIST_PEER_TIMEOUT": "1"})
+    ((code, _, err),) = ends(process)
+    words = "cydistrun: CYDIST_PEER_TIMEOUT='1' is not 2 or more seconds, nor inf\n"
+    assert (code, without_notices(err)) == (1, words)
+
+
+@dataclass
+class CutOff:
+    """Starts a job with a rank on each of two hosts, and cuts the two off from each other."""
+
+    launcher: Launcher
+    directory: Path
+
+    def ends(self, script: str, timeout: int) -> list[Ended]:
+        """Return how the launchers ended, of which each had a CYDIST_PEER_TIMEOUT."""
+        key = secret_file(self.directory / "key")
+        command = (sys.executable, "-m", "cydist.launch", "--nnodes=2")
+        with network_of(2, self.directory / "network") as (_, made):
+            hosts = [
+                self.launcher.start_command(
+                    *host.enter("sh", "-c", 'cd "$0" && exec "$@"', str(self.directory), *command,
+                                f"--master-addr={made[0].address}", f"--node-rank={host.number}",
+                                script),
+                    env={"CYDIST_SECRET_FILE": str(key), "CYDIST_PEER_TIMEOUT": str(timeout)},
+                )
+                for host in made
+            ]  # fmt: skip
+            for host in hosts:
+                self.launcher.wait_ready(host, 1)
+            made[0].link_down()
+            return ends(*hosts)
+
+
+@pytest.fixture
+def cut_off(launcher: Launcher, tmp_path: Path) -> CutOff:
+    require_hosts()
+    return CutOff(launcher, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off(launcher: Launcher, cut_off: CutOff) -> None:
     """Each of two launchers whose link goes down says that the other host was lost, and ends its
     ranks, though these compute."""
-    require_hosts()
-    key = secret_file(tmp_path / "key")
-    script = launcher.script("ready()", "pause()")
-    with network_of(2, tmp_path / "network") as (_, made):
-        command = (sys.executable, "-m", "cydist.launch", "--nnodes=2",
-                   f"--master-addr={made[0].address}")  # fmt: skip
-        hosts = [
-            launcher.start_command(
-                *host.enter("sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), *command,
-                            f"--node-rank={host.number}", script),
-                env={"CYDIST_SECRET_FILE": str(key)},
-            )
-            for host in made
-        ]  # fmt: skip
-        for host in hosts:
-            launcher.wait_ready(host, 1)
-        made[0].link_down()
-        for node, (code, _, err) in enumerate(ends(*hosts)):
-            assert code == 1
-            assert re.search(rf"cydistrun: host {1 - node}.* was lost, or its launcher killed", err)
-        assert launcher.settles() == 0
+    found = cut_off.ends(launcher.script("ready()", "pause()"), timeout=2)
+    for node, (code, _, err) in enumerate(found):
+        assert code == 1
+        assert re.search(rf"cydistrun: host {1 - node}.* was lost, or its launcher killed", err)
+    assert launcher.settles() == 0
+
+
+@pytest.mark.long
+def test_ranks_name_a_host_before_their_launchers_end_them(
+    launcher: Launcher, cut_off: CutOff
+) -> None:
+    """The ranks that wait for a lost host say so, however long CYDIST_PEER_TIMEOUT is."""
+    script = launcher.script(*SUM, "ready()", "while True: dist.all_reduce(x)")
+    for node, (code, _, err) in enumerate(cut_off.ends(script, timeout=20)):
+        assert code == 1
+        lost = f"host host{1 - node} with rank {1 - node} was lost"
+        assert re.search(rf"\[{node}\] cydist\.PeerFailedError: .*{lost}", err)

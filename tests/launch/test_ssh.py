@@ -17,7 +17,7 @@ from transport_ranks import free_port
 
 from cydist.errors import RendezvousError
 from cydist.launch.options import DEFAULT_PORT, ListedHost, listed_hosts
-from cydist.launch.ssh import is_local, master_address
+from cydist.launch.ssh import is_local, master_address, ssh_command
 
 if TYPE_CHECKING:
     from conftest import Launcher
@@ -376,3 +376,13 @@ def test_the_address_of_the_first_host(hosts: list[tuple[bool, str]], address: s
             master_address(hosts)
     else:
         assert master_address(hosts) == address
+
+
+@pytest.mark.parametrize(("timeout", "interval"), [("15", 5), ("3", 2), ("inf", 0)])
+def test_ssh_gives_a_host_up_with_the_launchers(
+    monkeypatch: pytest.MonkeyPatch, timeout: str, interval: int
+) -> None:
+    """At the fourth question in vain, 5 s after CYDIST_PEER_TIMEOUT. It asks none with `inf`."""
+    monkeypatch.setenv("CYDIST_PEER_TIMEOUT", timeout)
+    assert f"-oServerAliveInterval={interval}" in ssh_command()
+    assert "-oServerAliveCountMax=3" in ssh_command()
