@@ -255,6 +255,19 @@ def from_call_error(
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things for messages: "1 rank", "2 ranks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(noun: str, numbers: Sequence[int]) -> str:
+    """Return what these numbers name for messages, shortened if they are many: "rank 3", "ranks 0,
+    1"."""
+    plural = "" if len(numbers) == 1 else "s"
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
+    return f"{noun}{plural} {', '.join(map(str, numbers[:16]))}{more}"
+
+
 def rank_text(rank: int, ranks: Sequence[int], host: str = "") -> str:
     """Return a group rank for messages, by its global number."""
     if rank < 0:
@@ -265,8 +278,7 @@ def rank_text(rank: int, ranks: Sequence[int], host: str = "") -> str:
 
 def host_text(beside: Sequence[int], ranks: Sequence[int], host: str) -> str:
     """Return a host and its group ranks for messages, by their global numbers."""
-    numbers = ", ".join(str(ranks[rank]) for rank in beside)
-    return f"host {host} with rank{'s' if len(beside) > 1 else ''} {numbers}"
+    return f"host {host} with {listed('rank', [ranks[rank] for rank in beside])}"
 
 
 class ProcessException(DistError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cydist import _native
 from cydist._native import Array, asarray, of_one_kind, overlapping
+from cydist.errors import counted
 from cydist.groups.derived import elements_dtype
 from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import PREMUL_SUM, Op, RedOpType, UserReduction, op_and_factor
@@ -135,8 +136,8 @@ def check_same_size(one: Array, other: Array, call: str, one_name: str, other_na
     """Check that two arrays have the same number of elements."""
     if one.size != other.size:
         raise ValueError(
-            f"{call}: {one_name} has {one.size} elements (shape {one.shape}), but {other_name} "
-            f"has {other.size} (shape {other.shape})"
+            f"{call}: {one_name} has {counted(one.size, 'element')} (shape {one.shape}), but "
+            f"{other_name} has {other.size} (shape {other.shape})"
         )
 
 
@@ -146,9 +147,9 @@ def check_times_size(
     """Check that one array holds an array of another's size for each of `p` ranks."""
     if large.size != p * small.size:
         raise ValueError(
-            f"{call}: {large_name} has {large.size} elements (shape {large.shape}), expected "
-            f"{p * small.size}: {p} ranks times the {small.size} of {small_name} "
-            f"(shape {small.shape})"
+            f"{call}: {large_name} has {counted(large.size, 'element')} (shape {large.shape}), "
+            f"expected {p * small.size}: {counted(p, 'rank')} times the {small.size} of "
+            f"{small_name} (shape {small.shape})"
         )
 
 
@@ -241,7 +242,7 @@ def check_divides(array: Array, p: int, call: str, name: str, sizes_name: str) -
     rows = array.size if array.ndim == 1 else _rows(array, call, name)
     if rows % p != 0:
         raise ValueError(
-            f"{call}: {name} has {rows} rows, which do not divide among {p} ranks; "
+            f"{call}: {name} has {counted(rows, 'row')}, which cannot be divided among {p} ranks; "
             f"pass {sizes_name}"
         )
 

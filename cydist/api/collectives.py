@@ -15,6 +15,7 @@ from cydist.api.arguments import root_rank
 from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.packing import ContiguousCopies
 from cydist.api.process_groups import AnyGroup, usable_group
+from cydist.errors import counted
 from cydist.reduce_ops import Op, RedOpType, ReduceOp
 from cydist.waiting import countdown, seconds
 from cydist.work import CombinedWork
@@ -679,7 +680,7 @@ def all_to_all_single(
         gets, gives = given[me], taken[me]
     if gets != gives:
         raise ValueError(
-            f"{name}: rank {me} sends itself {gives} elements (input_split_sizes) but "
+            f"{name}: rank {me} sends itself {counted(gives, 'element')} (input_split_sizes) but "
             f"expects {gets} (output_split_sizes)"
         )
     prepared = Prepared(chosen, name, into)

@@ -83,7 +83,7 @@ def decode(data: bytes | bytearray | memoryview, *, allow_pickle: bool) -> Any:
     reader = _Reader(view[1:])
     value = reader.value(0)
     if reader.left:
-        raise CodecError(f"{reader.left} bytes too many in an object message")
+        raise CodecError(f"too many bytes in an object message: {reader.left}")
     return value
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from cydist.bench import inprocess, report, sysinfo
 from cydist.bench.options import checked, local_parser
 from cydist.bench.runner import Measurements, Row, ratio
-from cydist.errors import DistError
+from cydist.errors import DistError, counted
 from cydist.launch.spawn import spawn
 
 TIMEOUT = 120
@@ -158,8 +158,8 @@ def joining(ranks: int, rounds: int, gloo: bool) -> dict[str, Row]:
             joined[name].rounds.append(max(join for join, _ in seconds))
             grouped[name].rounds.append(max(group for _, group in seconds))
     return {
-        "init_process_group": show(f"init_process_group of {ranks} ranks", joined),
-        "new_group": show(f"new_group of {ranks} ranks", grouped),
+        "init_process_group": show(f"init_process_group of {counted(ranks, 'rank')}", joined),
+        "new_group": show(f"new_group of {counted(ranks, 'rank')}", grouped),
     }
 
 

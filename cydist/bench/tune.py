@@ -18,6 +18,7 @@ from cydist.bench.fit import Size
 from cydist.bench.measure import Measure, OutOfTime
 from cydist.bench.options import checked, cydist, local_parser, size
 from cydist.bench.workers import started_workers
+from cydist.errors import counted
 from cydist.tuning import file as tuning_file
 from cydist.tuning import table as tuning_table
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
                      for name in ("first", "second")]  # fmt: skip
             with started_workers(specs, ranks, given.timeout) as workers:
                 windows = workers[0].command({"do": "configure", "settings": {}})[0]["windows"]
-                print(f"\n{ranks} ranks, {workers[0].about['transport']}", flush=True)
+                print(f"\n{counted(ranks, 'rank')}, {workers[0].about['transport']}", flush=True)
                 tune(workers, ranks, windows, plan, results)
     except OSError as error:
         parser.error(f"{plan.path} cannot be written: {error}")

@@ -15,6 +15,7 @@ import stat
 import time
 
 from cydist import config
+from cydist.errors import counted
 from cydist.waiting import countdown, one_wait
 
 QUEUE_BYTES = 8 << 20
@@ -111,7 +112,8 @@ class Console:
             self._moved = time.monotonic()
             del self._queue[:done]
             if self._dropped and len(self._queue) < QUEUE_BYTES:
-                text = f"cydistrun: {self._dropped} lines were dropped here: nobody read them\n"
+                lines = counted(self._dropped, "line")
+                text = f"cydistrun: dropped {lines} here, which had no reader\n"
                 self._queue += text.encode()
                 self._dropped = 0
         if self.closed:

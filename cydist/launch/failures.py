@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterable, Sequence
 
+from cydist.errors import listed
 from cydist.launch.causes import is_secondary_failure
 from cydist.launch.output import TRACEBACK
 from cydist.launch.processes import pretty_exit
@@ -87,15 +88,8 @@ def aftermath(first: Worker | None, workers: Sequence[Worker]) -> str:
     if others:
         lines.append(f"cydistrun: after it: {', '.join(others[:16])}{_more(len(others) - 16)}")
     if told := [worker.rank for worker in workers if worker.told]:
-        lines.append(f"cydistrun: {ranks_text(told)} did not fail and had to end with it")
+        lines.append(f"cydistrun: {listed('rank', told)} did not fail and had to end with it")
     return "".join(f"{line}\n" for line in lines)
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return `rank 3`, or `ranks 0, 1, 5`, shortened."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:16]))}{_more(len(ranks) - 16)}"
 
 
 def _more(count: int) -> str:

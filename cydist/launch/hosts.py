@@ -32,7 +32,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cydist import config
-from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
+from cydist.errors import (
+    AuthenticationError,
+    DistError,
+    DistNetworkError,
+    RendezvousError,
+    listed,
+)
 from cydist.launch.options import LaunchOptions
 from cydist.net import auth
 from cydist.net.acceptor import MOST_REFUSALS, Acceptor
@@ -398,9 +404,10 @@ class HostZero(Launchers):
 
     def _missing(self) -> str:
         late = sorted(self._all - self._names.keys())
+        here = len(self._names)
         text = (
-            f"host {', '.join(map(str, late))} has not come, {len(self._names)} of "
-            f"{self._options.nodes} hosts are here"
+            f"{listed('host', late)} {'has' if len(late) == 1 else 'have'} not come, {here} of "
+            f"{self._options.nodes} hosts {'is' if here == 1 else 'are'} here"
         )
         refused = [*self._refused[-4:], *self._acceptor.refusals.values()]
         return f"{text}. Refused: {'; '.join(refused)}" if refused else text

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cydist.errors import RendezvousError
+from cydist.errors import RendezvousError, counted, listed
 from cydist.launch.environment import new_generation
 from cydist.launch.failures import (
     about_to_fail,
@@ -33,7 +33,6 @@ from cydist.launch.failures import (
     blames_another,
     failed_at,
     first_failure,
-    ranks_text,
     remove_files,
 )
 from cydist.launch.options import STREAMS, LaunchOptions
@@ -155,8 +154,8 @@ class Job:
                 worker.close()
             if number < self.options.max_restarts:
                 self._print(
-                    f"cydistrun: starting all {self.options.local_size} ranks again (restart "
-                    f"{number + 1} of {self.options.max_restarts})\n"
+                    f"cydistrun: starting {counted(self.options.local_size, 'rank')} again "
+                    f"(restart {number + 1} of {self.options.max_restarts})\n"
                 )
                 self._pause(self.options.restart_delay)
                 if self.abandoned or self.stopped_by is not None:
@@ -193,7 +192,7 @@ class Job:
             number += 1
             if self.options.speaks:
                 self._print(
-                    f"cydistrun: starting all {sum(hosts.sizes)} ranks of {self.options.nodes} "
+                    f"cydistrun: starting {sum(hosts.sizes)} ranks of {self.options.nodes} "
                     f"hosts again (restart {number} of {self.options.max_restarts})\n"
                 )
             hosts.tell("ended")
@@ -348,7 +347,7 @@ class Job:
         if self._stage is JobStage.STOPPING and self._over():
             late = [worker.rank for worker in self._workers if worker.running]
             self._print(
-                f"cydistrun: {ranks_text(late)} did not end within {self.options.grace:g} s: "
+                f"cydistrun: {listed('rank', late)} did not end within {self.options.grace:g} s: "
                 "killed\n"
             )
             self._kill()

@@ -20,10 +20,12 @@ from cydist.errors import (
     PeerFailedError,
     RendezvousError,
     StoreTimeoutError,
+    counted,
+    listed,
 )
 from cydist.rendezvous import launcher_env
 from cydist.stores import MembershipStore, PrefixStore
-from cydist.stores.membership_store import printable, ranks_text, served_by
+from cydist.stores.membership_store import printable, served_by
 
 # Rank 0 writes one of these: all ranks are here, followed by the world size and the random name of
 # the check-in; ranks are missing; or the ranks do not fit together, followed by why.
@@ -159,9 +161,11 @@ def _notice(ranks_store: MembershipStore, world_size: int, seconds: float) -> st
     """Return what rank 0 says while it waits."""
     absent = set(ranks_store.absent([f"here/{rank}" for rank in range(world_size)]))
     missing = [rank for rank in range(world_size) if f"here/{rank}" in absent]
+    here = world_size - len(missing)
     return (
-        f"cydist: rank 0 on {socket.gethostname()} has waited {seconds:.0f} s for rank "
-        f"{ranks_text(missing)}: {world_size - len(missing)} of {world_size} ranks are here"
+        f"cydist: rank 0 on {socket.gethostname()} has waited {seconds:.0f} s for "
+        f"{listed('rank', missing)}: {here} of {world_size} ranks "
+        f"{'is' if here == 1 else 'are'} here"
         f"{_refused(ranks_store)}"
     )
 
@@ -198,8 +202,8 @@ def _await_verdict(
     size, _, name = verdict.removeprefix(_COMPLETE).decode().partition(" ")
     if int(size) != world_size:
         raise RendezvousError(
-            f"rendezvous: rank 0 has met {int(size)} ranks, and rank {rank} was told a world of "
-            f"{world_size}: tell all ranks the same world_size (WORLD_SIZE)",
+            f"rendezvous: rank 0 has met {counted(int(size), 'rank')}, and rank {rank} was told a "
+            f"world of {world_size}: tell all ranks the same world_size (WORLD_SIZE)",
             ranks=(0,),
         )
     _begin(ranks_store, rank, name)
@@ -282,7 +286,7 @@ def differences(asked: Sequence[bytes], ranks: Sequence[int], what: str) -> str:
     if len(who) == 1:
         return ""
     texts = [
-        f"{backend.decode(errors='replace')!r} on rank {ranks_text(own)}"
+        f"{backend.decode(errors='replace')!r} on {listed('rank', own)}"
         for backend, own in who.items()
     ]
     return (
@@ -308,9 +312,7 @@ def _missing_error(missing: tuple[int, ...], world_size: int, number: int) -> Re
         if number > 1
         else ""
     )
-    what = (
-        f"missing: rank {ranks_text(missing)}" if missing else "rank 0 has not opened the meeting"
-    )
+    what = f"missing: {listed('rank', missing)}" if missing else "rank 0 has not opened the meeting"
     return RendezvousError(
         f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
         f"{what}{doubt}",

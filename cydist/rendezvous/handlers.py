@@ -25,6 +25,8 @@ from cydist.errors import (
     PeerFailedError,
     RendezvousError,
     StoreTimeoutError,
+    counted,
+    listed,
 )
 from cydist.net import auth
 from cydist.net.descriptors import make_room
@@ -377,9 +379,9 @@ def _check_world(address: Address, rank: int, size: int, where: str) -> None:
     """Raise RendezvousError if rank 0 wrote its address for a world of another size."""
     if address.size != size:
         raise RendezvousError(
-            f"rendezvous: rank 0's address in {where} is for a world of {address.size} ranks, and "
-            f"rank {rank} was told {size}: rank 0 has not come since an earlier start, or the "
-            "ranks were told different world sizes",
+            f"rendezvous: rank 0's address in {where} is for a world of "
+            f"{counted(address.size, 'rank')}, and rank {rank} was told {size}: rank 0 has not "
+            "come since an earlier start, or the ranks were told different world sizes",
             ranks=(0,),
         )
 
@@ -633,7 +635,7 @@ def _assigned_rank(
         wanted = {_wanted(word.decode())[0] for word in table.multi_get(here)}
         # A process without a requested rank may get any of the remaining ones.
         missing = () if -1 in wanted else tuple(r for r in range(size) if r not in wanted)
-        names = f", missing: rank {', '.join(map(str, missing[:16]))}" if missing else ""
+        names = f", missing: {listed('rank', missing)}" if missing else ""
         raise RendezvousError(
             f"rendezvous: timeout with {len(here)} of {size} processes here{names}. If all were "
             "started, the file may be left from an earlier job: remove it",
@@ -682,7 +684,9 @@ def _tcp(
         )
     if call.rank == 0 and call.world_size is not None:
         ranks = call.world_size
-        make_room(2 * ranks, 2 * ranks, f"rendezvous: serving the store to {ranks} ranks")
+        make_room(
+            2 * ranks, 2 * ranks, f"rendezvous: serving the store to {counted(ranks, 'rank')}"
+        )
     fd = _launchers_socket(port) if call.rank == 0 and port else None
     try:
         with served_by(0, "rendezvous"):

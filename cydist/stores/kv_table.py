@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from cydist.errors import DistStoreError, QueueEmptyError
+from cydist.errors import DistStoreError, QueueEmptyError, counted
 from cydist.stores.protocol import INTERNAL, Op, StoreRequest, is_number
 
 # An entry's overhead in bytes, so that many tiny keys cannot take unbounded memory.
@@ -166,7 +166,7 @@ class KeyValueTable:
 
     def _put_all(self, keys: tuple[bytes, ...], values: tuple[bytes, ...]) -> None:
         if len(keys) != len(values):
-            raise DistStoreError(f"{len(keys)} keys but {len(values)} values")
+            raise DistStoreError(f"{counted(len(keys), 'key')} but {counted(len(values), 'value')}")
         # A dictionary, so that a key that is named twice counts once.
         pairs = dict(zip(keys, values, strict=True))
         self._account(sum(self._growth(key, value) for key, value in pairs.items()))
@@ -255,7 +255,8 @@ def _check_arity(request: StoreRequest) -> None:
     watches_nothing = request.op is Op.WATCH and not request.keys
     if keys not in (-1, given[0]) or values not in (-1, given[1]) or watches_nothing:
         raise DistStoreError(
-            f"{request.op.name} does not take {given[0]} keys and {given[1]} values"
+            f"{request.op.name} does not take {counted(given[0], 'key')} and "
+            f"{counted(given[1], 'value')}"
         )
 
 

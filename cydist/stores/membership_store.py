@@ -18,6 +18,7 @@ from cydist.errors import (
     RendezvousError,
     StoreTimeoutError,
     UnsupportedError,
+    listed,
 )
 from cydist.net.signed_notes import signed, verified
 from cydist.stores.prefix import PrefixStore
@@ -93,7 +94,8 @@ class MembershipStore(PrefixStore):
         self._will = b""
         self._purpose = ""  # of signed values, with the key; "": values are not signed
         self._job = ""
-        self._reader, self._where = -1, ""  # for messages
+        # This process's number, as it joined, and the store's name: for messages.
+        self._reader, self._where = -1, ""
 
     def sign(
         self, purpose: str, reader: int, where: str = "the ranks' store", job: str = ""
@@ -107,9 +109,16 @@ class MembershipStore(PrefixStore):
             where: Names the store, for messages.
             job: The job's id: values of a job with another one are not taken.
         """
+        self._reader = reader
         if others_can_write(self):
-            self._purpose, self._reader, self._where = purpose, reader, where
-            self._job = job
+            self._purpose, self._where, self._job = purpose, where, job
+
+    @property
+    def _here(self) -> str:
+        """Return the purpose of the meeting, and which of its members this process is."""
+        if self._reader < 0:
+            return self._what
+        return f"{self._what} on {self._noun} {self._members.get(self._reader, self._reader)}"
 
     @property
     def signs(self) -> bool:
@@ -184,9 +193,10 @@ class MembershipStore(PrefixStore):
 
     def join(self, rank: int) -> None:
         """Let the others learn of the end of this process, which is `rank`."""
+        self._reader = rank
         if self._root is not None:
             where = f"on {socket.gethostname()} (process {os.getpid()})"
-            with served_by(self.holder, self._what):
+            with served_by(self.holder, self._here):
                 self._will = self._line(rank, f"{where} died, ended or was cut off")
                 self._root.will(self._lost, self._will)
 
@@ -246,8 +256,8 @@ class MembershipStore(PrefixStore):
             raise
         except RuntimeError as error:  # of another library's store
             if time.monotonic() - began < limit - _CLOCKS_DIFFER:
-                raise DistStoreError(f"{self._what}: the store failed: {error}") from error
-            raise store_timeout(self._what, limit, [key.encode() for key in named]) from error
+                raise DistStoreError(f"{self._here}: the store failed: {error}") from error
+            raise store_timeout(self._here, limit, [key.encode() for key in named]) from error
 
     def _awaited(
         self, root: Store, keys: Sequence[str], timeout: Timeout | None, patience: float = 0.0
@@ -257,7 +267,7 @@ class MembershipStore(PrefixStore):
         named = [self.path + key for key in many(keys)]
         while True:
             left = max(0.0, deadline - time.monotonic())
-            with served_by(self.holder, self._what):
+            with served_by(self.holder, self._here):
                 found = root.watch(self._lost, self._known, named, left, patience=patience)
             if isinstance(found, list):
                 return found
@@ -281,7 +291,7 @@ class MembershipStore(PrefixStore):
         else:
             self.wait(keys, timeout)
             below, path = _below(self)
-            with served_by(None, self._what):
+            with served_by(None, self._here):
                 values = below.multi_get([path + key for key in keys])
             found = [returned_bytes(value) for value in values]
         return [self._verified(key, note) for key, note in zip(keys, found, strict=True)]
@@ -380,7 +390,7 @@ class MembershipStore(PrefixStore):
                 raise
             raise StoreTimeoutError(
                 f"{self._what}: timeout after {self.timeout.total_seconds():g} s, "
-                f"{self._noun} {ranks_text(missing)} did not come"
+                f"{listed(self._noun, missing)} did not come"
             ) from error
         if made[:1] == _MADE:
             return made[1:]
@@ -465,17 +475,17 @@ class MembershipStore(PrefixStore):
     def set(self, key: str, value: Value) -> None:
         """Set the value of `key`. Raises PeerFailedError if the store went with its rank."""
         below, path = _below(self)
-        with served_by(self.holder, self._what):
+        with served_by(self.holder, self._here):
             below.set(path + key, self._signed(key, value))
 
     def add(self, key: str, amount: int) -> int:
         """Add to the counter `key`; return its new value."""
-        with served_by(None, self._what):
+        with served_by(None, self._here):
             return super().add(key, amount)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all `keys` have a value now."""
-        with served_by(None, self._what):
+        with served_by(None, self._here):
             return super().check(keys)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
@@ -484,7 +494,7 @@ class MembershipStore(PrefixStore):
         named = [path + key for key in many(keys)]
         if len(keys) == len(values):  # otherwise the store refuses them
             values = [self._signed(*pair) for pair in zip(keys, values, strict=True)]
-        with served_by(self.holder, self._what):
+        with served_by(self.holder, self._here):
             below.multi_set(named, values)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
@@ -543,11 +553,6 @@ def printable(text: bytes) -> str:
     to a length that fits one."""
     shown = text[:_MOST_SHOWN_BYTES].decode(errors="replace")
     return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in shown)
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return the ranks' numbers for a message, shortened if they are many."""
-    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
 
 @contextlib.contextmanager

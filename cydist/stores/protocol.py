@@ -17,7 +17,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from cydist.errors import DistStoreError
+from cydist.errors import DistStoreError, counted
 from cydist.waiting import LONGEST_TIMEOUT
 
 MAX_KEY_BYTES = 8 * 1024
@@ -216,7 +216,7 @@ def _packed(head: bytes, items: tuple[bytes, ...]) -> bytes:
 def _items(body: memoryview, count: int) -> tuple[bytes, ...]:
     """Return exactly `count` items that fill `body` exactly."""
     if count * LENGTH.size > len(body):
-        raise DistStoreError(f"{count} items do not fit into {len(body)} bytes")
+        raise DistStoreError(f"{count} items do not fit into {counted(len(body), 'byte')}")
     items = []
     start = 0
     for _ in range(count):
@@ -225,9 +225,9 @@ def _items(body: memoryview, count: int) -> tuple[bytes, ...]:
         (size,) = LENGTH.unpack_from(body, start)
         start += LENGTH.size
         if size > len(body) - start:
-            raise DistStoreError(f"an item of {size} bytes is cut off")
+            raise DistStoreError(f"an item of {counted(size, 'byte')} is cut off")
         items.append(bytes(body[start : start + size]))
         start += size
     if start != len(body):
-        raise DistStoreError(f"{len(body) - start} bytes too many")
+        raise DistStoreError(f"{counted(len(body) - start, 'byte')} too many")
     return tuple(items)

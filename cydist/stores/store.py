@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from cydist.errors import DistStoreError, StoreTimeoutError
+from cydist.errors import DistStoreError, StoreTimeoutError, counted
 from cydist.stores.protocol import Op, StoreRequest
 from cydist.waiting import STORE_TIMEOUT, duration
 
@@ -212,7 +212,7 @@ class Store:
             values: As many values.
         """
         if len(keys) != len(values):
-            raise ValueError(f"{len(keys)} keys but {len(values)} values")
+            raise ValueError(f"{counted(len(keys), 'key')} but {counted(len(values), 'value')}")
         self._call(Op.SET_ALL, many(keys), values)
 
     def queue_push(self, key: str, value: Value) -> None:

@@ -31,6 +31,7 @@ from cydist.errors import (
     PeerFailedError,
     QueueEmptyError,
     StoreTimeoutError,
+    counted,
 )
 from cydist.net import auth
 from cydist.net.acceptor import no_descriptor, with_remedy
@@ -136,7 +137,9 @@ class TCPStore(Store):
         if is_master:
             if world_size is not None:
                 # Each user that meets others here has a second connection, for its will.
-                make_room(2 * world_size, world_size, f"serving a store to {world_size} users")
+                make_room(
+                    2 * world_size, world_size, f"serving a store to {counted(world_size, 'user')}"
+                )
             refcount = _serve(host_name, port, secret, job, multi_tenant, master_listen_fd)
             port = refcount.server.port
             host_name = host_name or public_address()

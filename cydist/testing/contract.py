@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from cydist.errors import DistError
+from cydist.errors import DistError, counted
 from cydist.groups import registry
 from cydist.rendezvous import launcher_env
 from cydist.testing import ThreadJob, run_threads
@@ -80,7 +80,7 @@ class Jobs:
         if not self.launched:
             return ThreadJob(size, backend)
         if size > self._ranks:
-            pytest.skip(f"no more than {self._ranks} ranks, and {size} are needed")
+            pytest.skip(f"no more than {counted(self._ranks, 'rank')}, and {size} are needed")
         if self._launched is None:
             self._launched = Launched(backend)
         return self._launched.job(size)

@@ -264,7 +264,7 @@ def plot(path: Path, framework: str, several: History, single: History) -> None:
     epochs = np.arange(1, len(several.losses) + 1)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     left.semilogy(epochs, single.losses, color="0.6", linewidth=5, label="1 rank")
-    left.semilogy(epochs, several.losses, color="C0", label=f"{several.ranks} ranks")
+    left.semilogy(epochs, several.losses, color="C0", label=f"world size {several.ranks}")
     left.set(xlabel="epoch", ylabel="training loss", title=f"Digits in {framework}")
     left.legend()
     compute = np.array(several.compute) * 1e3
@@ -286,9 +286,9 @@ def compare(framework: str, several: History, single: History, output: Path) -> 
     difference = float(np.max(np.abs(np.subtract(several.losses, single.losses))))
     accuracy = several.accuracies[-1]
     print(
-        f"  {several.ranks} ranks: test accuracy {accuracy:.2%}, {several.seconds():.2f} s,"
+        f"  world size {several.ranks}: test accuracy {accuracy:.2%}, {several.seconds():.2f} s,"
         f" {several.share():.0%} of it communication\n"
-        f"  1 rank:  test accuracy {single.accuracies[-1]:.2%}, {single.seconds():.2f} s\n"
+        f"  1 rank: test accuracy {single.accuracies[-1]:.2%}, {single.seconds():.2f} s\n"
         f"  the losses differ by at most {difference:.1e}"
     )
     output.mkdir(parents=True, exist_ok=True)
@@ -316,7 +316,7 @@ def run(options: argparse.Namespace) -> int:
     histories, wrong = {}, []
     for framework in frameworks:
         if rank == 0:
-            print(f"{framework}, {size} ranks, backend {backend!r}", flush=True)
+            print(f"{framework}, world size {size}, backend {backend!r}", flush=True)
         model = MODELS[framework]()
         histories[framework] = train(model, digits, options.epochs, rank, size)
         digests = replica_digests(model)

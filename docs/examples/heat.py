@@ -154,7 +154,7 @@ def main() -> int:
     if whole is not None:
         same[0] = whole.tobytes() == alone(options.points, options.steps).tobytes()
         print(
-            f"{dist.get_world_size()} ranks on {dist.get_backend()}, {block.rows} x "
+            f"world size {dist.get_world_size()} on {dist.get_backend()}, {block.rows} x "
             f"{block.columns} blocks: after {options.steps} steps points change by {change:.3g}; "
             f"{'equal to' if same[0] else 'DIFFERENT from'} one rank alone, bit for bit",
             flush=True,

@@ -100,8 +100,8 @@ def main() -> int:
         alone = fit(images, start, options.rounds, together=False)
         good &= alone.tobytes() == centres.tobytes()
         print(
-            f"{size} ranks on {dist.get_backend()}: {share:.1%} of {len(images)} images are with "
-            f"the majority of their cluster; centres are "
+            f"world size {size} on {dist.get_backend()}: {share:.1%} of {len(images)} images are "
+            f"with the majority of their cluster; centres are "
             f"{'those' if alone.tobytes() == centres.tobytes() else 'NOT those'} of one rank alone",
             flush=True,
         )

@@ -174,8 +174,8 @@ cdef class Array:
         if dense.size != self.size or dense.itemsize != self.itemsize or \
                 dense.dtype_name != self.dtype_name:
             raise ValueError(
-                f"{self.size} elements of {self.dtype_name} cannot take "
-                f"{dense.size} of {dense.dtype_name}"
+                f"an array of size {self.size}, dtype {self.dtype_name}, cannot take one of size "
+                f"{dense.size}, dtype {dense.dtype_name}"
             )
         if not dense.contiguous:
             raise ValueError(f"the source is not contiguous: strides {dense.strides}")
@@ -246,7 +246,9 @@ cdef class Array:
             ValueError: size is not a multiple of p.
         """
         if p == 0 or self.size % p != 0:
-            raise ValueError(f"{self.size} elements do not divide into {p} equal blocks")
+            raise ValueError(
+                f"an array of size {self.size} cannot be divided into {p} equal blocks"
+            )
         need_contiguous(self)
         cdef size_t i, count = self.size // p
         return [self.part(i * count, count) for i in range(p)]

@@ -259,7 +259,7 @@ cdef Array from_interface(object obj, dict interface, str device, int device_ind
     if interface.get("strides") is not None:
         strides = tuple(interface["strides"])
     if len(strides) != len(shape):
-        raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
+        raise ValueError(f"strides {strides} do not fit shape {shape}")
     lay_out(self, len(shape))
     try:
         for i in range(self.ndim):

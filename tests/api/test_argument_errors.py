@@ -288,7 +288,7 @@ def test_splits(shape: tuple[int, ...], sizes: Any, p: int, expected: list[int])
 @pytest.mark.parametrize(
     ("shape", "sizes", "error", "message"),
     [
-        pytest.param((5,), None, ValueError, "5 rows, which do not divide among 2", id="odd"),
+        pytest.param((5,), None, ValueError, "5 rows, which cannot be divided among 2", id="odd"),
         pytest.param((), None, ValueError, "input has no dimension to cut", id="0-d"),
         pytest.param((5,), [5], ValueError, "has 1 entries, expected 2", id="count"),
         pytest.param((5,), [2, 2], ValueError, r"\[2, 2\] .* sum to the 5 rows", id="sum"),

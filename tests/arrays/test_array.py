@@ -137,8 +137,15 @@ def test_copy_from_of_itself_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("target", "source", "message"),
     [
-        pytest.param(np.zeros(3), np.zeros(4), "3 elements .* 4 of float64", id="size"),
-        pytest.param(np.zeros(3), np.zeros(3, "i8"), "cannot take 3 of int64", id="dtype"),
+        pytest.param(
+            np.zeros(3),
+            np.zeros(4),
+            "size 3, dtype float64, cannot take one of size 4, dtype float64",
+            id="size",
+        ),
+        pytest.param(
+            np.zeros(3), np.zeros(3, "i8"), "cannot take one of size 3, dtype int64", id="dtype"
+        ),
         pytest.param(np.zeros(3), np.zeros(6)[::2], "not contiguous", id="strided source"),
         pytest.param(np.broadcast_to(0.0, 3), np.zeros(3), "read-only", id="read-only"),
     ],
@@ -219,7 +226,7 @@ def test_blocks_are_equal_parts(p: int) -> None:
 @pytest.mark.parametrize("p", [0, 5])
 def test_blocks_refuse_what_does_not_divide(p: int) -> None:
     """A size that is no multiple of p: ValueError."""
-    with pytest.raises(ValueError, match=f"12 elements do not divide into {p}"):
+    with pytest.raises(ValueError, match=f"an array of size 12 cannot be divided into {p}"):
         asarray(np.zeros(12)).blocks(p)
 
 

@@ -66,7 +66,7 @@ def train(name: str, framework: str, output: Path, *options: str) -> dict[str, l
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     backend = "mpi" if name in ("openmpi", "mpich") else "tcp"
-    assert f"{framework}, 2 ranks, backend {backend!r}" in result.stdout
+    assert f"{framework}, world size 2, backend {backend!r}" in result.stdout
     assert (output / f"digits-{framework}.png").stat().st_size > 0
     numbers = json.loads((output / f"digits-{framework}.json").read_text())
     return {which: numbers[which]["losses"] for which in ("several", "single")}

@@ -142,7 +142,7 @@ def test_restarts_are_of_all_hosts(launcher: Launcher, start: HostLaunchers) -> 
     found = ends(start(0, script, "-n2", *options), start(1, script, *options))
     assert [code for code, _, _ in found] == [0, 0]
     for _, _, err in found:
-        again = re.findall(r"starting all 3 ranks of 2 hosts again \(restart (\d) of 3\)", err)
+        again = re.findall(r"starting 3 ranks of 2 hosts again \(restart (\d) of 3\)", err)
         assert again == ["1", "2"]
         assert re.findall(r"rank (\d) \(.*failed first", err) == ["1", "2"]
     out = "".join(out for _, out, _ in found)

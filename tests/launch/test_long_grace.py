@@ -37,7 +37,7 @@ def test_a_long_delay_of_a_restart_is_one(launcher: Launcher, seconds: float) ->
     arguments = ("-n", "1", "--max-restarts", "1", "--restart-delay", str(seconds))
     process = launcher.start(*arguments, launcher.script("sys.exit(3)"))
     assert process.stderr is not None
-    while b"starting all 1 ranks again" not in process.stderr.readline():
+    while b"starting 1 rank again" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)

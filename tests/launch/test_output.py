@@ -152,6 +152,6 @@ def test_standing_reader_does_not_stop_the_job(launcher: Launcher) -> None:
     out, _ = process.communicate(timeout=60)
     lines = out.splitlines()
     (notice,) = [line for line in lines if line.startswith(b"cydistrun: ")]
-    dropped = re.match(rb"cydistrun: (\d+) lines were dropped", notice)
+    dropped = re.match(rb"cydistrun: dropped (\d+) lines here, which had no reader", notice)
     assert dropped is not None
     assert len(lines) - 1 + int(dropped[1]) == 250 * 655

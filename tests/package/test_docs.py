@@ -163,7 +163,7 @@ def test_errors_are_listed() -> None:
     ("killed", "expected"),
     [
         ((1,), ["0 of 2: [100. 100. 100.]\n", "", "1 of 2: [100. 100. 100.]\n"]),
-        ((1, 2), ["1 ranks are left, fewer than 2\n", "", ""]),
+        ((1, 2), ["ranks left: 1, fewer than 2\n", "", ""]),
     ],
     ids=["one", "most"],
 )

@@ -32,7 +32,7 @@ from cydist.backends.host.directory import (
     members,
     partition_of,
 )
-from cydist.errors import DistNetworkError, RendezvousError
+from cydist.errors import DistNetworkError, RendezvousError, StoreTimeoutError
 from cydist.stores import HashStore, MembershipStore
 
 SIZE = 40  # more than there are directories
@@ -270,6 +270,13 @@ def test_a_long_answer_ends_with_a_whole_address(monkeypatch: pytest.MonkeyPatch
 # What does not fit together
 
 
+def meet_others(below: HashStore, rank: int, size: int) -> Peers | None:
+    """Exchange addresses with ranks that all are on hosts of their own."""
+    store = MembershipStore("group", below, range(size))
+    address = Address(rank, f"host{rank}/boot", [[("10.0.0.1", 5000 + rank)]])
+    return exchange(store, rank, range(size), address.encode(), b"")
+
+
 def test_a_directory_knows_all_addresses_or_does_not_start() -> None:
     """Others ask it for any of them. Somebody has changed them in a store of another library."""
 
@@ -280,15 +287,25 @@ def test_a_directory_knows_all_addresses_or_does_not_start() -> None:
 
     below, size = Changed(WAIT), MOST_DIRECTORIES + 2
     apart = directories(size)[1]
-
-    def meet(rank: int) -> Peers | None:
-        store = MembershipStore("group", below, range(size))
-        address = Address(rank, f"host{rank}/boot", [[("10.0.0.1", 5000 + rank)]])
-        return exchange(store, rank, range(size), address.encode(), b"")
-
-    ended = together(*(lambda r=r: meet(r) for r in range(size)))
+    ended = together(*(lambda r=r: meet_others(below, r, size) for r in range(size)))
     assert isinstance(ended[apart], RendezvousError)
     assert "rank 17" in str(ended[apart])
+
+
+def test_a_directory_that_finds_no_addresses_is_named() -> None:
+    """Somebody has removed them from a store of another library."""
+
+    class Removed(HashStore):
+        def set(self, key: str, value: Any) -> None:
+            if not key.endswith("addresses"):
+                super().set(key, value)
+
+    below, size = Removed(0.2), MOST_DIRECTORIES + 2
+    ended = together(*(lambda r=r: meet_others(below, r, size) for r in range(size)))
+    apart = directories(size)[1]
+    named = ended[apart]
+    assert isinstance(named, StoreTimeoutError)
+    assert re.search(f"^rank {apart} did not find all .* for 'group/addresses'", str(named))
 
 
 @pytest.mark.parametrize(
@@ -331,10 +348,15 @@ def told_to_all(change: Callable[[Address], Address]) -> list[Exception]:
         (
             lambda a: a._replace(rank=1),
             "addresses of ranks 0 to 2, and in place of rank 2's is one of rank 1",
-            (),
+            (2,),
+        ),
+        (
+            lambda a: a._replace(lanes=[]),
+            "the address of rank 2: .* is not a rank's address: .*nowhere to connect to",
+            (2,),
         ),
     ],
-    ids=["networks", "loopback", "rank"],
+    ids=["networks", "loopback", "rank", "nowhere"],
 )
 def test_every_rank_learns_what_does_not_fit(
     change: Callable[[Address], Address], words: str, ranks: tuple[int, ...]

@@ -255,7 +255,7 @@ def test_a_digest_names_the_ranks_that_did_not_come() -> None:
     here = MembershipStore("meeting", HashStore(), range(4))
     here.set_timeout(0.1)
     here.set("topic/1", "")
-    with pytest.raises(StoreTimeoutError, match="rank 2, 3 did not come"):
+    with pytest.raises(StoreTimeoutError, match="ranks 2, 3 did not come"):
         here.digest("topic", 0, range(4), "", lambda words: b"")
 
 

@@ -154,7 +154,7 @@ def test_missing_ranks_are_listed_in_a_file(tmp_path: Path) -> None:
     """Where every rank asked for a rank, those that nobody asked for are listed."""
     for outcome in refusals(meet(file(tmp_path), [3, 0], size=4, timeout=0.3)):
         assert outcome.ranks == (1, 2)
-        assert "missing: rank 1, 2" in str(outcome)
+        assert "missing: ranks 1, 2" in str(outcome)
 
 
 def test_dirty_file_serves_again(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_missing_ranks_are_listed(here: list[int]) -> None:
     missing = tuple(rank for rank in range(4) if rank not in here)
     for outcome in refusals(meet(None, here, size=4, store=HashStore(), timeout=0.2)):
         assert outcome.ranks == missing
-        assert f"missing: rank {', '.join(map(str, missing))}" in str(outcome)
+        assert f"missing: ranks {', '.join(map(str, missing))}" in str(outcome)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "env"])

@@ -125,7 +125,7 @@ def test_each_reason_has_words_of_its_own(error: Exception, words: str) -> None:
 
 def test_rank_0_says_who_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     """With the number of ranks that are here."""
-    with pytest.raises(RendezvousError, match="missing: rank 1, 2"):
+    with pytest.raises(RendezvousError, match="missing: ranks 1, 2"):
         handlers.rendezvous(
             f"tcp://{HOST}:{free_port()}", rank=0, world_size=3, timeout=TIMEOUT
         )  # fmt: skip
@@ -133,7 +133,7 @@ def test_rank_0_says_who_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines
     where = re.escape(socket.gethostname())
     assert re.fullmatch(
-        rf"cydist: rank 0 on {where} has waited \d+ s for rank 1, 2: 1 of 3 ranks are here",
+        rf"cydist: rank 0 on {where} has waited \d+ s for ranks 1, 2: 1 of 3 ranks is here",
         lines[0],
     )
 
@@ -186,7 +186,7 @@ def test_a_secret_that_differs_is_told_on_both_sides(capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     here = re.escape(socket.gethostname())
     assert re.search(
-        rf"1 of 2 ranks are here\. A missing rank may be one that was refused: {here} and "
+        rf"1 of 2 ranks is here\. A missing rank may be one that was refused: {here} and "
         r"127\.0\.0\.1:\d+ refused each other's connection: the two do not share one secret",
         said,
     )

@@ -375,7 +375,7 @@ def test_a_part_that_signs_is_a_store_still() -> None:
     here.queue_push("queue", "v")
     assert there.queue_pop("queue") == b"v"
     assert [here.add("count", 2), there.add("count", 0)] == [2, 2]
-    with pytest.raises(ValueError, match="2 keys but 1 values"):
+    with pytest.raises(ValueError, match=r"2 keys but 1 value$"):
         here.multi_set(["a", "b"], ["1"])
     assert not here.has_extended_api()
     with pytest.raises(UnsupportedError, match="signed as a whole"):
@@ -427,13 +427,18 @@ class TheirStore:
 
 
 def test_another_librarys_timeout_names_who_is_missing() -> None:
-    """As that of cydist's stores does. An error before it is another one."""
+    """As that of cydist's stores does. An error before it is another one. Both say where."""
     part = MembershipStore("g", TheirStore("Socket Timeout", HashStore()), [0, 1])
     part.set_timeout(0.1)
     with pytest.raises(StoreTimeoutError, match="rank 1 did not come"):
         part.digest("peers", 0, [0, 1], b"", b"".join)
+    part.sign("meeting", 0)
+    with pytest.raises(StoreTimeoutError, match=r"^rendezvous on rank 0: timeout .* for 'g/key'"):
+        part.get("key")
     broken = MembershipStore("g", TheirStore("Broken pipe", HashStore()), [0, 1])
-    with pytest.raises(DistStoreError, match="the store failed: Broken pipe") as caught:
+    broken.sign("meeting", 1)
+    words = "^rendezvous on rank 1: the store failed: Broken pipe"
+    with pytest.raises(DistStoreError, match=words) as caught:
         broken.get("key")
     assert not isinstance(caught.value, StoreTimeoutError)
 

@@ -253,7 +253,7 @@ def test_damaged_log_is_not_counted_twice(tmp_path: Path) -> None:
     other.add("n", 1)
     whole = path.read_bytes()
     path.write_bytes(whole + log_entry(StoreRequest(Op.SET, (b"key",))))
-    with pytest.raises(DistStoreError, match="damaged: SET does not take 1 keys and 0 values"):
+    with pytest.raises(DistStoreError, match="damaged: SET does not take 1 key and 0 values"):
         store.add("n", 1)
     path.write_bytes(whole)
     assert store.add("n", 1) == 2

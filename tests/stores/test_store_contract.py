@@ -336,7 +336,7 @@ def test_multi_set_and_get_keep_the_order(store: Store) -> None:
 
 def test_multi_set_needs_pairs(store: Store) -> None:
     """Keys and values of different number are refused and nothing is stored."""
-    with pytest.raises(ValueError, match="2 keys but 1 values"):
+    with pytest.raises(ValueError, match=r"2 keys but 1 value$"):
         store.multi_set(["a", "b"], ["1"])
     assert store.list_keys() == []
 

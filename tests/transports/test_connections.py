@@ -145,7 +145,7 @@ def test_other_number_of_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Connections(1, 2, host="127.0.0.1", job="j", secret=SECRET)
     with closing(one), closing(two):
         published = [one.address(), two.address()]
-        with pytest.raises(RendezvousError, match=r"1 network interfaces and rank 1 2.*IFNAME"):
+        with pytest.raises(RendezvousError, match=r"1 network interface and rank 1 2.*IFNAME"):
             one.connect(published)
 
 

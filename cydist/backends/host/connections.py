@@ -151,7 +151,7 @@ class Connections:
         Raises RendezvousError if they do not fit together.
         """
         if len(published) != self._size:
-            raise RendezvousError(f"{len(published)} addresses, and there are {self._size} ranks")
+            raise RendezvousError(f"ranks: {self._size}, addresses: {len(published)}")
         self.know(directory.of_all(published))
 
     def know(self, peers: Peers) -> None:

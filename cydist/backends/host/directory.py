@@ -25,8 +25,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from cydist import config
 from cydist.backends.host.addresses import Address, check_reachable
 from cydist.backends.host.queries import MOST_ANSWER_BYTES
-from cydist.errors import DistError, DistNetworkError, RendezvousError
-from cydist.stores.membership_store import ranks_text
+from cydist.errors import (
+    DistError,
+    DistNetworkError,
+    RendezvousError,
+    StoreTimeoutError,
+    counted,
+    listed,
+)
 
 if TYPE_CHECKING:
     from cydist.stores import MembershipStore
@@ -168,9 +174,14 @@ def exchange(
 
 @contextlib.contextmanager
 def _read_by(rank: int) -> Iterator[None]:
-    """Let a RendezvousError about what this rank was told name it."""
+    """Let an error about what this rank was told, or was not, name it."""
     try:
         yield
+    except StoreTimeoutError as error:
+        raise StoreTimeoutError(
+            f"rank {rank} did not find all that it has to know in the ranks' store: {error}",
+            answered=error.answered,
+        ) from error
     except RendezvousError as error:
         raise RendezvousError(
             f"rank {rank} cannot use what it was told in the ranks' store: {error}. Start the job "
@@ -204,7 +215,7 @@ def _learnt(
     elif size > MOST_DIRECTORIES:
         peers.learn(all_addresses or store.get("addresses").split(_SEPARATOR))
         if missing := sorted(set(range(size)) - peers.known.keys()):
-            raise RendezvousError(f"the address of rank {ranks_text(missing)} is missing")
+            raise RendezvousError(f"no address of {listed('rank', missing)}")
     return peers
 
 
@@ -223,17 +234,23 @@ def name_of_links(store: MembershipStore, rank: int) -> str:
 def decoded(addresses: Sequence[bytes]) -> list[Address]:
     """Return the addresses of all ranks, in rank order. Raises RendezvousError if they do not fit
     together."""
-    peers = [Address.decode(data) for data in addresses]
+    peers = []
+    for rank, data in enumerate(addresses):
+        try:
+            peers.append(Address.decode(data))
+        except RendezvousError as error:
+            raise RendezvousError(f"the address of rank {rank}: {error}", ranks=(rank,)) from None
     for rank, peer in enumerate(peers):
         if peer.rank != rank:
             raise RendezvousError(
                 f"expected the addresses of ranks 0 to {len(peers) - 1}, and in place of rank "
-                f"{rank}'s is one of rank {peer.rank}"
+                f"{rank}'s is one of rank {peer.rank}",
+                ranks=(rank,),
             )
         if len(peer.lanes) != len(peers[0].lanes):
             raise RendezvousError(
-                f"rank 0 uses {len(peers[0].lanes)} network interfaces and rank {peer.rank} "
-                f"{len(peer.lanes)}; set {config.INTERFACES.names[0]} alike",
+                f"rank 0 uses {counted(len(peers[0].lanes), 'network interface')} and rank "
+                f"{peer.rank} {len(peer.lanes)}; set {config.INTERFACES.names[0]} alike",
                 ranks=(0, peer.rank),
             )
     check_reachable(peers)

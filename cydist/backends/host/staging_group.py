@@ -23,7 +23,7 @@ from cydist.backends.host.chunking import CHUNK
 from cydist.backends.host.pinned_pipeline import Chunk, PinnedPipeline, StagedCall, slot_view
 from cydist.backends.host.staging_p2p import StagedP2PCalls, current_streams
 from cydist.devices import array_libraries
-from cydist.errors import MismatchError
+from cydist.errors import MismatchError, counted
 from cydist.groups.derived import UserOpReducer, elements_dtype
 from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, UserReduction
@@ -343,7 +343,11 @@ class StagedGroup(ProcessGroup):
                 sent, expected = table[a][5 + b], table[b][5 + p + a]
                 if sent != expected:
                     raise self._mismatch(
-                        call, a, b, f"sends {sent} elements", f"expects {expected} of them"
+                        call,
+                        a,
+                        b,
+                        f"sends {counted(sent, 'element')}",
+                        f"expects {expected} of them",
                     )
         most: int = max(size for row in table for size in row[5:])
         return max(1, -(-most // each))

@@ -15,7 +15,7 @@ from cydist.backends.host.directory import (
     name_of_links,
     partition_of,
 )
-from cydist.errors import AuthenticationError, DistNetworkError, RendezvousError
+from cydist.errors import AuthenticationError, DistNetworkError, RendezvousError, counted
 from cydist.rendezvous import launcher_env
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int],
     world_ranks, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
     if all(count == 1 for count in sizes):
         raise RendezvousError(
-            f"backend 'mpi': this job has {size} ranks, but MPI says in every process that it is "
-            "rank 0 of 1: the ranks were not started by MPI's launcher (torchrun, cydistrun and "
-            f"spawn are none). Start them as `mpirun -n {size} python script.py` with the mpirun "
-            f"of {MPI.get_vendor()[0]}, or use backend 'tcp', which needs no MPI"
+            f"backend 'mpi': this job has {counted(size, 'rank')}, but MPI says in every process "
+            "that it is rank 0 of 1: the ranks were not started by MPI's launcher (torchrun, "
+            f"cydistrun and spawn are none). Start them as `mpirun -n {size} python script.py` "
+            f"with the mpirun of {MPI.get_vendor()[0]}, or use backend 'tcp', which needs no MPI"
         )
     if len(set(world_ranks)) != size or len(set(sizes)) != 1:
         raise RendezvousError(

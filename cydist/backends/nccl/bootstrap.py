@@ -23,6 +23,7 @@ from cydist.errors import (
     DistTimeoutError,
     RendezvousError,
     StoreTimeoutError,
+    listed,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class StoreExchange:
                 self._ranks[i] for i, key in enumerate(keys) if not self._store.check([key])
             )
             raise RendezvousError(
-                f"group {self._name!r} of backend 'nccl': rank {', '.join(map(str, missing))} did "
+                f"group {self._name!r} of backend 'nccl': {listed('rank', missing)} did "
                 f"not come ({what}) within {limit:.3g} s",
                 group=self._name, ranks=missing,
             ) from error  # fmt: skip

@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import cydist
 from cydist._native import fast_torch
+from cydist.errors import counted
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World
 from cydist.interop.torch import sparse
@@ -313,8 +314,8 @@ class Group(dist.ProcessGroup):
         here = self.rank() == opts.rootRank
         if here and output.numel() != self.size() * input.numel():
             raise ValueError(
-                f"gather_single: an output of {output.numel()} elements, for {self.size()} ranks "
-                f"with {input.numel()} each"
+                f"gather_single: an output of {counted(output.numel(), 'element')}, for "
+                f"{counted(self.size(), 'rank')} with {input.numel()} each"
             )
         outputs = list(output.view(self.size(), *input.shape)) if here else None
         work = cydist.gather(
