@@ -58,7 +58,12 @@ TUNING = Variable(
 )
 SEGMENT_BYTES = Variable(("CYDIST_SEGMENT_BYTES",), "", "unit of pipelining, in bytes")
 SECRET_FD = Variable(("CYDIST_SECRET_FD",), "", "inherited descriptor that holds the job's secret")
-SECRET_FILE = Variable(("CYDIST_SECRET_FILE",), "", "file, mode 0600, that holds the job's secret")
+SECRET_FILE = Variable(
+    ("CYDIST_SECRET_FILE",),
+    "",
+    "file, mode 0600, that holds the job's secret; not for jobs that cydistrun starts on one host "
+    "or with --hosts: those get a new one",
+)
 STATE_HOME = Variable(
     ("XDG_STATE_HOME",),
     "",

@@ -399,6 +399,25 @@ def test_launchers_encrypt(launcher: Launcher, start: HostLaunchers) -> None:
     assert "CYDIST_ENCRYPT is 0 there and 1 here" in said(host, "has waited")
 
 
+@pytest.mark.parametrize("insecure", [0, 1])
+def test_a_launcher_without_authentication_is_refused(
+    launcher: Launcher, start: HostLaunchers, insecure: int
+) -> None:
+    """CYDIST_INSECURE=1 on one host alone is told on all, at once and for as long as host 0 waits,
+    also to a launcher that was taken."""
+    script = launcher.script("print('started')")
+    env = [{"CYDIST_INSECURE": f"{int(node == insecure)}"} for node in range(2)]
+    host = start(0, script, nodes=3, env=env[0])
+    early = start(1, script, nodes=3, env=env[0])
+    words = f"CYDIST_INSECURE is {insecure} there and {1 - insecure} here: set it alike"
+    ((code, out, err),) = ends(start(2, script, nodes=3, env=env[1]))
+    assert (code, out) == (1, "")
+    assert f"CYDIST_INSECURE is {1 - insecure} there and {insecure} here: set it alike" in err
+    assert "has waited" not in said(host, words)
+    for each in (host, early):
+        assert words in said(each, "has waited")
+
+
 @dataclass
 class Start:
     """Host 0's launcher, in this process, and those of other hosts, which are told to end."""

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,70 @@ def test_example_of_survivors(killed: tuple[int, ...], expected: list[str], tmp_
             rank.kill()
             rank.wait()
     assert said == expected
+
+
+@dataclass
+class ByHand:
+    """Starts copies of one of launching.md's programs for jobs that no launcher starts."""
+
+    program: str
+    environ: dict[str, str]
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", self.program, *arguments],
+            env={**self.environ, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def print_all(self, *arguments: Sequence[str]) -> list[str]:
+        """What copies with these arguments print, one for each rank."""
+        ranks = [self.start(*each) for each in arguments]
+        try:
+            return ["".join(rank.communicate(timeout=50)) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Callable[..., ByHand]:
+    """One of launching.md's programs, in which some words are replaced."""
+    section = (ROOT / "docs/launching.md").read_text().split("## Without a launcher")[1]
+    programs = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.S)
+    assert len(programs) == 2
+    outer = {n: v for n, v in os.environ.items() if not n.startswith(("CYDIST_", "MASTER_"))}
+    environ = {**outer, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def make(word: str, by: str) -> ByHand:
+        (program,) = [each for each in programs if word in each]
+        return ByHand(program.replace(word, by), environ)
+
+    return make
+
+
+SUMS = 2 * ["[2. 2. 2.] of 2\n"]
+
+
+def test_example_of_a_file(by_hand: Callable[..., ByHand], tmp_path: Path) -> None:
+    """launching.md's program runs twice, and removes the file; also one that is left of
+    ranks that were killed."""
+    path = tmp_path / "job"
+    job = by_hand("/shared/job-17", str(path))
+    for killed in [job.start(CYDIST_FAILPOINT="rendezvous:kill") for _ in range(2)]:
+        killed.communicate(timeout=50)
+    assert path.exists()
+    for _ in range(2):
+        assert job.print_all((), ()) == SUMS
+        assert not path.exists()
+
+
+def test_example_of_a_store(by_hand: Callable[..., ByHand]) -> None:
+    """launching.md's program runs on two ranks."""
+    assert by_hand("29600", str(free_port())).print_all("0", "1") == SUMS
 
 
 def example(page: str) -> tuple[str, str, str, list[str]]:

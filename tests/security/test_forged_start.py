@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 from thread_rendezvous import HOST, stand_alone, together
 
 from cydist.api import process_groups
-from cydist.backends.host.directory import encode_partition
+from cydist.backends.host import directory
+from cydist.backends.host.connections import Connections
+from cydist.backends.host.directory import Peers, encode_partition
 from cydist.errors import AuthenticationError, DistError, RendezvousError
+from cydist.net.signed_notes import signed
 from cydist.rendezvous import launcher_env
 from cydist.stores import FileStore, HashStore
 from cydist.stores.store import Value, as_bytes
@@ -169,13 +172,21 @@ def test_the_docs_list_all_keys() -> None:
         assert f"`{row}`" in docs, row
 
 
+def hosts_apart(value: bytes) -> bytes:
+    """Say of two ranks that they are on two hosts; which share memory stays as it is."""
+    hosts, domains = directory._SIZES.unpack_from(value, 1)
+    rest = value[1 + directory._SIZES.size + hosts :]
+    part = encode_partition([0, 1])
+    return value[:1] + directory._SIZES.pack(len(part), domains) + part + rest
+
+
 TABLES = {
     "empty": lambda value: b"",
     "nothing made": lambda value: b"+",
     "cut": lambda value: value[:-1],
     "no text": lambda value: b"\xff\xfe\0",
     "an error": lambda value: b"0\nrank 0 is not here",
-    "hosts apart": lambda value: value.replace(encode_partition([0, 0]), encode_partition([0, 1])),
+    "hosts apart": hosts_apart,
     "its end": lambda value: value[:-1] + bytes([value[-1] ^ 1]),
 }
 
@@ -186,6 +197,33 @@ TABLES = {
 def test_a_forged_table_of_peers_is_refused(kind: str, start: Start) -> None:
     """It says who shares a host, and so whose silence is the end of a host."""
     check_refused(start(only("0/tcp/peers/all", TABLES[kind]), WAIT), "0/tcp/peers/all")
+
+
+@pytest.mark.filterwarnings("ignore:CYDIST_INSECURE=1")
+def test_without_authentication_a_forged_table_of_peers_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Anyone can sign with a public key. Ranks on one host then take each other for far away, and
+    the loss of one does not tell them of the other's."""
+    monkeypatch.setenv("CYDIST_INSECURE", "1")
+    meeting, believed = "", []
+
+    def resign(key: str, note: bytes) -> bytes:
+        nonlocal meeting
+        value = note.rpartition(b" ")[0]
+        if key == PREFIX + "job":
+            meeting = value.decode().split(" ")[1]
+        if key != PREFIX + "0/tcp/peers/all":
+            return note
+        return signed(hosts_apart(value), f"meeting {meeting} {key}")
+
+    def know(self: Connections, peers: Peers, know: Any = Connections.know) -> None:
+        believed.append(list(peers.hosts))
+        know(self, peers)
+
+    monkeypatch.setattr(Connections, "know", know)
+    assert in_a_store(resign, LONG) == [None, None]
+    assert [0, 1] in believed
 
 
 def test_a_name_of_links_that_is_no_text_is_refused(

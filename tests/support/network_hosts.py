@@ -176,12 +176,24 @@ class Host:
 
     def start(self, command: Sequence[str], environ: dict[str, str]) -> Process:
         """Run a Python program on it."""
-        environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}",
-                   "CYDIST_TUNING": "off", **environ}  # fmt: skip
-        return Process(subprocess.Popen(
-            self.enter("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), sys.executable, *command),
-            env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        ))  # fmt: skip
+        return python([*self.enter(), *IN_ROOT, *command], environ)
+
+    def start_in_network(self, command: Sequence[str], environ: dict[str, str]) -> Process:
+        """Run a Python program in its network, as a process of this machine."""
+        return python([*self.in_network(), *IN_ROOT, *command], environ)
+
+
+# Begins the command line of a Python program in the repository.
+IN_ROOT = ("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), sys.executable)
+
+
+def python(command: Sequence[str], environ: dict[str, str]) -> Process:
+    """Run a command line of a Python program."""
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}",
+               "CYDIST_TUNING": "off", **environ}  # fmt: skip
+    return Process(subprocess.Popen(
+        command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ))  # fmt: skip
 
 
 class Network:
