@@ -304,10 +304,11 @@ class _Starter:
                 self._take_end(remote)
 
     def _notice(self, seconds: float) -> str:
-        late = ", ".join(remote.name for remote in self._remotes if remote.greeting is None)
+        late = [remote.name for remote in self._remotes if remote.greeting is None]
+        bare = late[0].translate(_NO_BRACKETS)
         return (
-            f"cydistrun: this command has waited {seconds:.0f} s for ssh to {late}: it shows what "
-            f"it waits for with: ssh HOST true"
+            f"cydistrun: this command has waited {seconds:.0f} s for ssh to {', '.join(late)}. To "
+            f"see what ssh waits for, run: ssh {bare} true"
         )
 
     def _watch(self, remote: _Remote) -> None:

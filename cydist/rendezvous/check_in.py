@@ -248,14 +248,14 @@ def agree_on_backend(
     MembershipStore.meet.
     """
 
-    seats: list[int] = []  # this rank's number among the ranks that look, once it does
+    looking: list[int] = []  # this rank's number among the ranks that look, once it does
 
     def look() -> None:
         """Query the ranks that this rank waits for. The first rank queries all others. A limited
         number of others query the first, since queries of all would delay it."""
-        if not seats:
-            seats.append(part.add("asks/looking", 1))
-        if rank != ranks[0] and seats[0] > MOST_LOOKING:
+        if not looking:
+            looking.append(part.add("asks/looking", 1))
+        if rank != ranks[0] and looking[0] > MOST_LOOKING:
             return
         awaited = ranks if rank == ranks[0] else ranks[:1]
         absent = set(part.absent([f"asks/{each}" for each in awaited]))

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from launched_hosts import (
     without_notices,
 )
 from network_hosts import network_of, require_hosts
+from transport_ranks import free_port
 
 from cydist.errors import RendezvousError
 from cydist.launch import hosts
@@ -418,6 +420,18 @@ def test_a_launcher_without_authentication_is_refused(
         assert words in said(each, "has waited")
 
 
+def serve(launchers: hosts.Launchers) -> None:
+    """Let a launcher handle what is there."""
+    select.select([launchers], [], [], 0.05)
+    launchers.serve()
+
+
+def serve_to_the_end(launchers: hosts.Launchers) -> None:
+    """Let it handle what comes, until it raises."""
+    while True:
+        serve(launchers)
+
+
 @dataclass
 class Start:
     """Host 0's launcher, in this process, and those of other hosts, which are told to end."""
@@ -427,14 +441,7 @@ class Start:
     others: HostLaunchers
 
     def serve(self) -> None:
-        """Let it handle what is there."""
-        select.select([self.zero], [], [], 0.05)
-        self.zero.serve()
-
-    def serve_to_the_end(self) -> None:
-        """Let it handle what comes, until it raises."""
-        while True:
-            self.serve()
+        serve(self.zero)
 
     def refuse(self, script: str, *options: str, key: str = "key", **env: str) -> str:
         """Return the last words of a launcher of host 1 that is refused."""
@@ -464,6 +471,28 @@ def impatient(
 
 
 @pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (0, "timeout: host 1 has not come, 1 of 2 hosts is here"),
+        (1, r"timeout: host 0's launcher at 127\.0\.0\.1:\d+: .*Connection refused"),
+    ],
+)
+def test_no_launcher_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch, secret: bytes, node: int, words: str
+) -> None:
+    """When its time is up, which is that of a group by default, it says what was missing."""
+    assert timedelta(minutes=30) == hosts.DEFAULT_TIMEOUT
+    monkeypatch.setattr(hosts, "DEFAULT_TIMEOUT", timedelta(seconds=0.3))
+    options = LaunchOptions(
+        ("x",), nodes=2, node_rank=node, master_addr="127.0.0.1", master_port=free_port(),
+        run_id="none",
+    )  # fmt: skip
+    launchers = hosts.other_launchers(options, lambda text: None, secret)
+    with contextlib.closing(launchers), pytest.raises(RendezvousError, match=words):
+        serve_to_the_end(launchers)
+
+
+@pytest.mark.parametrize(
     ("options", "env", "words"),
     [
         (("--keep-going",), {}, f"--keep-going is True on {HERE} and False on {HERE} (host 0)"),
@@ -478,7 +507,7 @@ def test_a_refused_launcher_ends_the_start(
     impatient.refuse(launcher.script("pass"), *options, **env)
     assert words in impatient.said[0]
     with pytest.raises(RendezvousError, match=r"none has come in its place for 0\.5 s") as ended:
-        impatient.serve_to_the_end()
+        serve_to_the_end(impatient.zero)
     assert words in str(ended.value)
 
 

@@ -58,6 +58,14 @@ def test_two_hosts(launcher: Launcher, tmp_path: Path) -> None:
     assert sorted(lines) == [f"[{rank}] [6.0, 10.0, 14.0]" for rank in range(4)]
 
 
+def test_one_host_needs_no_secret_file(launcher: Launcher) -> None:
+    """It has a new secret for each start, and does not read CYDIST_SECRET_FILE."""
+    script = launcher.script(*SUM, "dist.destroy_process_group()")
+    env = {"CYDIST_SECRET_FILE": str(launcher.directory / "none")}
+    result = launcher.run("-n", "2", script, env=env)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_killed_rank_is_the_first(launcher: Launcher) -> None:
     """Of a rank that was killed and those that waited for it, the launcher names the killed."""
     script = launcher.script(

@@ -261,7 +261,8 @@ def test_a_second_signal_kills(launcher: Launcher) -> None:
 def test_a_signal_ends_the_wait_for_ssh(launcher: Launcher) -> None:
     """What is waited for is said, and nothing starts."""
     process = launcher.start("--hosts=a:1,silent:1", launcher.script("print('started')"))
-    assert "this command has waited 3 s for ssh to silent: " in said(process, "ssh HOST true")
+    words = said(process, "To see what ssh waits for, run: ssh silent true")
+    assert "this command has waited 3 s for ssh to silent. " in words
     process.terminate()
     assert ends(process)[0][:2] == (143, "")
     assert launcher.settles() == 0
