@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from cydist.api import arguments, objects, process_groups
 from cydist.devices import array_libraries
-from cydist.errors import MismatchError
+from cydist.errors import MismatchError, counted
 from cydist.executor import THREADS, TaskWork
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
@@ -65,7 +65,7 @@ class MultiGpuCall:
         if backend == "mpi":  # one rank per process
             backend = "tcp"
         ranks = range(group.size() * each)
-        title = f"{group.group_name} with {each} arrays a rank"
+        title = f"{group.group_name} with {counted(each, 'array')} a rank"
         store = process_groups.current_world().store.part(
             f"{group.group_name}/entries/{number}/{backend}", group.ranks,
             f"making group {title!r}", group.timeout,

@@ -114,7 +114,7 @@ def _shown_fields(ours: list[str], theirs: list[str]) -> str:
     if dtype != theirs[2]:
         size.append(dtype)
     elif size:
-        size.append("elements")
+        size.append("element" if count == "1" else "elements")
     words = [f"{call} of {' '.join(size)}" if size else call]
     return ", ".join(words + [field for field in rest if field not in theirs])
 

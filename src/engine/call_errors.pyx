@@ -87,7 +87,7 @@ cdef str describe_call(const Fingerprint *f, size_t nbytes, const Fingerprint *o
     if f.collective != BARRIER and (alone or f.dtype != other.dtype):
         size.append(DTYPE_NAMES.get(f.dtype, "other"))
     elif size:
-        size.append("elements")
+        size.append("element" if f.count == 1 else "elements")
     parts = [f"{words} of {' '.join(size)}" if size else words]
     if f.flags & CHUNK and (alone or not other.flags & CHUNK):
         parts.append(IN_CHUNKS)

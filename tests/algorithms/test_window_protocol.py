@@ -9,6 +9,7 @@ import pytest
 from transport_ranks import Group, Ranks, eventually, run, soon
 
 from cydist import _native
+from cydist.errors import counted
 
 SUM = 1
 FLAT = b"flat"
@@ -155,7 +156,7 @@ def test_ranks_that_disagree_about_long_data(
             for seq in range(first + 1, first + heads + 2):
                 broadcast(groups[rank], np.ones(1), 0, seq)
         assert {caught.value.ours.split(",")[0], caught.value.theirs.split(",")[0]} == {
-            f"{call.__name__} #{first} of {count} elements" for count in counts
+            f"{call.__name__} #{first} of {counted(count, 'element')}" for count in counts
         }
 
     run(*[lambda rank=rank: body(rank) for rank in range(len(groups))])
@@ -184,7 +185,7 @@ def test_who_ran_ahead_remembers_its_calls(groups: list[Group], heads: int) -> N
         broadcast(groups[1], np.ones(2), 0, 1)
     with pytest.raises(_native.CallError, match="mismatch") as caught:
         broadcast(groups[0], np.ones(1), 0, heads + 1)
-    assert caught.value.ours.startswith("broadcast #1 of 1 elements")
+    assert caught.value.ours.split(",")[0] == "broadcast #1 of 1 element"
     assert caught.value.theirs.startswith("broadcast #1 of 2 elements")
 
 
