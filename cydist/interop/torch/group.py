@@ -23,6 +23,7 @@ from cydist.errors import counted
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World
 from cydist.interop.torch import sparse
+from cydist.interop.torch.compiler import run_as_written
 from cydist.interop.torch.options import op_of, options_of, rooted_options, single_entry, timeout_of
 from cydist.interop.torch.work import BLOCKING, DoneWork, PendingWork, SeveralWorks
 from cydist.waiting import duration
@@ -441,6 +442,9 @@ class Group(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
     gather_into_tensor = gather_single
+
+
+run_as_written(Group, DoneWork, PendingWork, SeveralWorks)
 
 
 def torch_work(work: Work | None, tensors: Any) -> dist.Work:
