@@ -6,6 +6,7 @@ such thread has a world of its own.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 import warnings
@@ -170,6 +171,7 @@ def init_process_group(
     device_id: object = None,
     *,
     allow_pickle: bool = True,
+    torch: bool = False,
 ) -> None:
     """Join the job and make the default group. Blocks until all ranks have joined.
 
@@ -189,9 +191,13 @@ def init_process_group(
         device_id: Accepted for compatibility with torch. A backend with devices may use it.
         allow_pickle: Whether object collectives may pickle objects that their own codec cannot
             encode.
+        torch: Whether to make torch.distributed's default group, too, of the same ranks and over
+            the same links and memory. DistributedDataParallel and all that is built on
+            torch.distributed use it. Needs backend "tcp". `destroy_process_group` ends it.
 
     Raises:
-        ValueError: The arguments contradict each other, or there is a default group already.
+        ValueError: The arguments contradict each other, or there is a default group already, of
+            torch's with `torch=True`.
         RendezvousError: Ranks are missing at the timeout, or ask for different backends; the
             message lists them.
         PeerFailedError: A rank died meanwhile.
@@ -212,6 +218,10 @@ def init_process_group(
     assert limit is not None
     spec = registry.canonical(handlers.default_backend() if backend is None else backend)
     apply_settings()
+    bridge: Any = None
+    if torch:  # by name, since the bridge is built on this module
+        bridge = importlib.import_module("cydist.interop.torch.shared")
+        bridge.check_sharing(spec)
     with typed_errors("init_process_group", rank):
         ranks_store, rank, world_size = handlers.rendezvous(
             init_method, rank=rank, world_size=world_size, store=store,
@@ -223,6 +233,9 @@ def init_process_group(
         with ranks_store.report_error(rank):
             tuning_file.share_from_rank_0(ranks_store, rank)
         world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
+        if bridge is not None:
+            bridge.share(world)
+            world.ends_with.append(bridge.unshare)
     except BaseException:
         world.release()
         raise
@@ -290,6 +303,8 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         for each in (*world.parent_groups.values(), *world.conflicting, *world.groups.values()):
             each.leave_job(now)
             leaving.callback(each.destroy)
+        for end in world.ends_with:
+            leaving.callback(end)
 
 
 def resolve_group(group: AnyGroup) -> ProcessGroup | None:

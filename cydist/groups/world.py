@@ -77,6 +77,7 @@ class World:
         self.made_locally: dict[tuple[int, ...], int] = {}
         self.prefix = ""  # in the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
+        self.ends_with: list[Callable[[], None]] = []  # called before the groups are destroyed
 
     @cached_property
     def object_key(self) -> bytes:

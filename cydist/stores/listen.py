@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
+from typing import Any
 
 from cydist.errors import DistNetworkError
 from cydist.net.acceptor import with_remedy
@@ -65,6 +67,18 @@ def outer_address(host: str, bound: str) -> str | None:
     return outgoing_address()
 
 
+def _holder() -> str:
+    """Return the likely holder of a port that is in use, and what to do."""
+    torch: Any = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return (
+            "another process, or by torch.distributed's store in this one: call "
+            "cydist.init_process_group('tcp', torch=True) in place of torch's init_process_group, "
+            "or give cydist another port (init_method='tcp://host:port')"
+        )
+    return "another process: free it, or give another one (MASTER_PORT); 0 takes any"
+
+
 def _bind_one(host: str, port: int) -> socket.socket:
     failure: OSError | None = None
     try:
@@ -91,10 +105,7 @@ def _bind_one(host: str, port: int) -> socket.socket:
             listener.close()
             failure = error
             if error.errno == errno.EADDRINUSE:
-                raise DistNetworkError(
-                    f"port {port} of {host} is in use by another process: free it, or give "
-                    "another one (MASTER_PORT); 0 takes any"
-                ) from None
+                raise DistNetworkError(f"port {port} of {host} is in use by {_holder()}") from None
     if failure is not None and failure.errno == errno.EADDRNOTAVAIL:
         raise DistNetworkError(
             f"{host} is not an address of this host ({socket.gethostname()}): rank 0 must "

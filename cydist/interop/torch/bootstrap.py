@@ -7,12 +7,14 @@ the connections and the memory of torch's default group, and cause no traffic.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
 from cydist.api.process_groups import apply_settings
 from cydist.backends.host.addresses import where_to_listen
+from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import DEFAULT_GROUP, World
 from cydist.interop.torch.group import DEVICES, Group
 from cydist.rendezvous.handlers import rendezvous_through
@@ -22,6 +24,19 @@ from cydist.tuning import file as tuning_file
 from cydist.waiting import duration
 
 NAME = "cydist"
+
+
+@dataclass
+class SharedHost:
+    """Options of a default group whose ranks have met already.
+
+    Attributes:
+        host: The cydist group of all of them.
+        store: torch's, below the prefixes of torch.
+    """
+
+    host: ProcessGroup
+    store: dist.Store
 
 
 def register() -> None:
@@ -35,9 +50,14 @@ def create(options: Any, pg_options: object = None) -> Group:
     Args:
         options: torch's DistributedBackendOptions: store, group_rank, group_size, timeout,
             group_id, global_ranks_in_group (empty for the default group).
+        pg_options: A SharedHost, or anything else, which is ignored.
 
     Raises RendezvousError, AuthenticationError and PeerFailedError as cydist.init_process_group.
     """
+    if isinstance(pg_options, SharedHost):
+        made = Group(pg_options.host, options.group_id, options.store)
+        made.kept = pg_options.store  # torch's C++ does not keep the Python part of a store
+        return made
     timeout = duration(options.timeout)
     ranks = list(options.global_ranks_in_group)
     default = dist.group.WORLD

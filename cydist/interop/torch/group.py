@@ -58,6 +58,7 @@ class Group(dist.ProcessGroup):
         self._store = store
         self._name = name
         self._desc = name
+        self.kept: object = None  # lives as long as the group
         self._parts: dict[tuple[int, ...], int] = {}  # number of groups made of these ranks
 
     @property
