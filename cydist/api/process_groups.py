@@ -235,7 +235,6 @@ def init_process_group(
         world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
         if bridge is not None:
             bridge.share(world)
-            world.ends_with.append(bridge.unshare)
     except BaseException:
         world.release()
         raise

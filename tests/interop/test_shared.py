@@ -77,6 +77,12 @@ torch.distributed.init_process_group(
 print(error("tcp"))
 torch.distributed.destroy_process_group()
 print(error("tcp"), torch.distributed.get_backend())
+torch.distributed.destroy_process_group()
+torch.distributed.init_process_group(
+    "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+)
+cydist.destroy_process_group()
+print(torch.distributed.get_backend())
 """
 
 
@@ -110,7 +116,7 @@ def test_a_port_that_torch_holds_is_named() -> None:
 
 def test_errors_say_what_to_write() -> None:
     """A backend that cannot share, or torch's default group made earlier, is a ValueError before
-    ranks meet, and a later call succeeds."""
+    ranks meet, and a later call succeeds. What the program makes in its place stays."""
     printed = subprocess.run(
         [sys.executable, "-c", ERRORS],
         env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=True,
@@ -121,4 +127,5 @@ def test_errors_say_what_to_write() -> None:
         "init_process_group: torch=True makes torch's default group, and there is one. Call "
         "torch.distributed.destroy_process_group() first, or leave torch=True out",
         "None cydist",
+        "gloo",
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -80,7 +81,7 @@ def check_sharing(backend: str) -> None:
 
 
 def share(world: World) -> None:
-    """Make torch's default group. Every rank calls it."""
+    """Make torch's default group, which ends with the world. Every rank calls it."""
     default = world.groups[DEFAULT_GROUP]
     register()
     host = default.subgroup(range(world.size), PREFIX, world.timeout)
@@ -90,9 +91,10 @@ def share(world: World) -> None:
         NAME, store=store, rank=world.rank, world_size=world.size,
         timeout=timedelta(seconds=world.timeout), pg_options=SharedHost(host, store),
     )  # fmt: skip
+    world.ends_with.append(partial(_unshare, dist.group.WORLD))
 
 
-def unshare() -> None:
-    """End torch's groups, unless the program has done so."""
-    if dist.is_initialized():
+def _unshare(made: Any) -> None:
+    """End torch's groups, unless the program has done so; it may have made others since."""
+    if dist.group.WORLD is made:
         dist.destroy_process_group()
