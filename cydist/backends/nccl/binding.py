@@ -1,7 +1,8 @@
 """The interface to NCCL, and cupy's binding of it.
 
 cydist does not link NCCL. `cupy.cuda.nccl` makes the calls; functions that it lacks are looked up
-in the library that it has loaded (libnccl.py). `nccl4py` can replace cupy's binding (nccl4py.py).
+in the library that it has loaded (libnccl.py). `nccl4py` can replace cupy's binding (nccl4py.py);
+create.py chooses.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cydist import config
 from cydist.backends.nccl.libnccl import LibNccl
-from cydist.devices.array_libraries import CUPY_MINIMUM, NCCL_MINIMUM, cupy_version
+from cydist.devices.array_libraries import CUPY_MINIMUM, cupy_version
 from cydist.errors import UnsupportedError
 
 UNIQUE_ID_BYTES = 128
@@ -285,29 +285,6 @@ def load_cupy() -> Any:
             f"{INSTALL}; CUPY_DEBUG_LIBRARY_LOAD=1 shows where cupy looks"
         )
     return nccl
-
-
-def load() -> Binding:
-    """Return the installed binding: cupy's, unless CYDIST_NCCL_BINDING is nccl4py.
-
-    Raises UnsupportedError if there is none, or NCCL is too old; ValueError for another setting.
-    """
-    wanted = config.NCCL_BINDING.get().strip().lower()
-    binding: Binding
-    if wanted == "nccl4py":
-        from cydist.backends.nccl.nccl4py import Nccl4py
-
-        binding = Nccl4py()
-    elif wanted in ("", "cupy"):
-        binding = CupyNccl()
-    else:
-        raise ValueError(f"CYDIST_NCCL_BINDING={wanted!r}: there are cupy and nccl4py")
-    if binding.version() < NCCL_MINIMUM:
-        raise UnsupportedError(
-            "backend 'nccl' needs NCCL 2.11 or later, and "
-            f"{version_text(binding.version())} is loaded: {INSTALL}"
-        )
-    return binding
 
 
 def version_text(version: int) -> str:

@@ -29,7 +29,7 @@ from cydist.errors import (
 if TYPE_CHECKING:
     from cydist.backends.nccl.cuda import Gpu
     from cydist.groups.process_group import ProcessGroup
-    from cydist.stores import Store
+    from cydist.stores import MembershipStore, Store
 
 SLICE = 0.1  # seconds between checks for failed ranks
 LOOK = 0.5  # the same, while a store is queried
@@ -135,6 +135,14 @@ class HostExchange:
 
     def check(self) -> None:
         self._host.check_usable("the making of a communicator")
+
+
+def store_exchange(store: MembershipStore, host: ProcessGroup) -> Exchange:
+    """Return an exchange between the ranks of a host group: through a store, if only processes with
+    the job's secret can read the unique id there."""
+    if store.signs:
+        return HostExchange(host)
+    return StoreExchange(store, host.rank(), host.ranks, host.group_name)
 
 
 def join(

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cydist.backends.nccl.binding import Binding, abort_all, load
-from cydist.backends.nccl.bootstrap import (
-    Exchange,
-    HostExchange,
-    StoreExchange,
-    current_gpu,
-    join,
-)
-from cydist.backends.nccl.group import NcclGroup
-from cydist.backends.nccl.host_group import ControlGroup, ControlListener
+from cydist import config
+from cydist.backends.nccl.binding import INSTALL, Binding, CupyNccl, abort_all, version_text
+from cydist.backends.nccl.bootstrap import current_gpu, store_exchange
+from cydist.backends.nccl.group import make
+from cydist.backends.nccl.host_group import ControlGroup
 from cydist.backends.nccl.options import high_priority
+from cydist.devices.array_libraries import NCCL_MINIMUM
+from cydist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
     from cydist.groups.registry import BackendOptions
-    from cydist.stores import MembershipStore
 
 
 def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
@@ -35,7 +30,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     from cydist.backends.host.create import make_endpoint
 
     priority = high_priority(pg_options)
-    binding()
+    loaded = binding()
     current_gpu()
     store = options.store
     members = list(options.global_ranks_in_group)
@@ -44,31 +39,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         make_endpoint(options._replace(store=inner)), options.group_rank, range(options.group_size),
         timeout=options.timeout, name=options.group_id, ranks=members,
     )  # fmt: skip
-    return make(host, store_exchange(store, host), store, priority)
-
-
-def store_exchange(store: MembershipStore, host: ControlGroup) -> Exchange:
-    """Return an exchange between the ranks of a host group: through a store, if only processes with
-    the job's secret can read the unique id there."""
-    if store.signs:
-        return HostExchange(host)
-    return StoreExchange(store, host.rank(), host.ranks, host.group_name)
-
-
-def make(
-    host: ControlGroup, exchange: Exchange, store: MembershipStore | None, priority: bool
-) -> NcclGroup:
-    """Make the GPU group of a host group. If that fails, the host group ends."""
-    try:
-        gpu = current_gpu()
-        deadline = time.monotonic() + host.timeout
-        # Before the ranks meet: the first one may fail before the last one has its group.
-        control = ControlListener(host) if host.size() > 1 else None
-        comm = join(binding(), gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
-        return NcclGroup(binding(), comm, gpu, host, store, priority, control)
-    except BaseException:
-        host.destroy()
-        raise
+    return make(loaded, host, store_exchange(store, host), store, priority)
 
 
 @cache
@@ -85,3 +56,26 @@ def binding() -> Binding:
     # collector.
     atexit.register(end)
     return found
+
+
+def load() -> Binding:
+    """Return the installed binding: cupy's, unless CYDIST_NCCL_BINDING is nccl4py.
+
+    Raises UnsupportedError if there is none, or NCCL is too old; ValueError for another setting.
+    """
+    wanted = config.NCCL_BINDING.get().strip().lower()
+    binding: Binding
+    if wanted == "nccl4py":
+        from cydist.backends.nccl.nccl4py import Nccl4py
+
+        binding = Nccl4py()
+    elif wanted in ("", "cupy"):
+        binding = CupyNccl()
+    else:
+        raise ValueError(f"CYDIST_NCCL_BINDING={wanted!r}: there are cupy and nccl4py")
+    if binding.version() < NCCL_MINIMUM:
+        raise UnsupportedError(
+            "backend 'nccl' needs NCCL 2.11 or later, and "
+            f"{version_text(binding.version())} is loaded: {INSTALL}"
+        )
+    return binding

@@ -17,8 +17,10 @@ from cydist import config
 from cydist._native import CallRecord
 from cydist.backends.host.chunking import adjacent
 from cydist.backends.nccl import plans
+from cydist.backends.nccl.bootstrap import HostExchange, current_gpu, join, store_exchange
 from cydist.backends.nccl.call_check import CallCheck, HostNoteChannel
 from cydist.backends.nccl.enqueue import EnqueueMixin
+from cydist.backends.nccl.host_group import ControlListener
 from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.plan_runner import PlannedCall, Runner
 from cydist.backends.nccl.reductions import (
@@ -40,8 +42,9 @@ from cydist.work import Work
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.backends.nccl.binding import Binding, Communicator
+    from cydist.backends.nccl.bootstrap import Exchange
     from cydist.backends.nccl.cuda import Gpu
-    from cydist.backends.nccl.host_group import ControlGroup, ControlListener
+    from cydist.backends.nccl.host_group import ControlGroup
     from cydist.stores import MembershipStore
 
 LEAVE_SECONDS = 2.0  # most seconds of a departure notice
@@ -329,15 +332,13 @@ class NcclGroup(EnqueueMixin):
     # Other groups, and the end.
 
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
-        from cydist.backends.nccl.create import make, store_exchange
-
         if self.store is None:
             return None
         host: Any = self.host.subgroup(ranks, name, timeout)  # of the host group's own class
         members = [self.ranks[rank] for rank in ranks]
         store = self.store.part(f"{name}/nccl", members, f"making group {name!r}")
         with store.report_error(self.ranks[self._rank]):
-            return make(host, store_exchange(store, host), store, self.high_priority)
+            return make(self.binding, host, store_exchange(store, host), store, self.high_priority)
 
     def shrink(
         self,
@@ -349,13 +350,10 @@ class NcclGroup(EnqueueMixin):
     ) -> ProcessGroup:
         """As the base class: the host group determines the remaining ranks, which then join again.
         Calls under way here end with an error, since they may wait for a dead rank."""
-        from cydist.backends.nccl.bootstrap import HostExchange
-        from cydist.backends.nccl.create import make
-
         wanted = self.high_priority if pg_options is None else high_priority(pg_options)
         self.abandon()
         host: Any = self.host.shrink(excluded, deadline, abort=abort)
-        return make(host, HostExchange(host), None, wanted)
+        return make(self.binding, host, HostExchange(host), None, wanted)
 
     def renumber(self, ranks: Sequence[int]) -> None:
         super().renumber(ranks)
@@ -375,3 +373,23 @@ class NcclGroup(EnqueueMixin):
                 self.gpu.drop_stream(self._stream)
         with self._broadcasting:  # ended by the thread that detected the failure
             self.host.destroy()
+
+
+def make(
+    binding: Binding,
+    host: ControlGroup,
+    exchange: Exchange,
+    store: MembershipStore | None,
+    priority: bool,
+) -> NcclGroup:
+    """Make the GPU group of a host group. If that fails, the host group ends."""
+    try:
+        gpu = current_gpu()
+        deadline = time.monotonic() + host.timeout
+        # Before the ranks meet: the first one may fail before the last one has its group.
+        control = ControlListener(host) if host.size() > 1 else None
+        comm = join(binding, gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
+        return NcclGroup(binding, comm, gpu, host, store, priority, control)
+    except BaseException:
+        host.destroy()
+        raise

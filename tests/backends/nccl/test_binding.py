@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.nccl import binding, cuda
+from cydist.backends.nccl import binding, create, cuda
 from cydist.backends.nccl.binding import CupyNccl, NcclError
 from cydist.backends.nccl.cuda import current as current_gpu  # a fixture replaces it
 from cydist.backends.nccl.libnccl import LibNccl
@@ -69,7 +69,7 @@ def test_the_version_is_that_of_the_library(standin: Any, monkeypatch: pytest.Mo
     assert binding.version_text(22809) == "2.28.9"
     monkeypatch.setenv("STANDIN_VERSION", "21003")
     with pytest.raises(dist.UnsupportedError, match=r"needs NCCL 2.11 or later, and 2.10.3"):
-        binding.load()
+        create.load()
 
 
 @pytest.mark.parametrize("status", [7, 8])
@@ -244,7 +244,7 @@ def test_without_a_library_the_error_says_so(nccl: Any, monkeypatch: pytest.Monk
     """cupy without libnccl: UnsupportedError with the package to install."""
     monkeypatch.setattr(nccl, "available", False)
     with pytest.raises(dist.UnsupportedError, match=r"no libnccl.so.2: .*nvidia-nccl-cu13"):
-        binding.load()
+        create.load()
 
 
 def test_without_a_gpu_the_error_says_so(nccl: Any) -> None:
@@ -270,7 +270,7 @@ def test_another_binding_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         ValueError, match="CYDIST_NCCL_BINDING='pynvml': there are cupy and nccl4py"
     ):
-        binding.load()
+        create.load()
 
 
 @pytest.mark.parametrize("version", ["13.6.0", "14.0.1", "14.0.0rc1"])

@@ -17,6 +17,7 @@ from fake_gpu_threaded import until
 
 import cydist as dist
 from cydist.backends.nccl import binding, create, failure
+from cydist.backends.nccl import group as nccl_group
 from cydist.backends.nccl.host_group import ControlListener
 from cydist.testing import run_threads
 
@@ -322,8 +323,8 @@ def test_the_last_rank_with_its_group_learns_why_it_failed(
             dist.all_reduce(gpus.array(np.ones(3)), group=group, async_op=True).synchronize()
         return str(raised.value)
 
-    made = create.NcclGroup
-    monkeypatch.setattr(create, "NcclGroup", late)
+    made = nccl_group.NcclGroup
+    monkeypatch.setattr(nccl_group, "NcclGroup", late)
     for text in run_threads(body, 2, "nccl"):
         assert "group '1' was aborted" in text
 
