@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any, final
 
 DTYPES: dict[str, int]
@@ -15,9 +16,9 @@ class Enqueuer:
         stream: int,
         torch: Any,
         at_once: Any,
-        call: type,
-        flight: type,
-        work: type,
+        call: Callable[..., object],
+        flight: Callable[..., object],
+        work: Callable[..., object],
     ) -> None: ...
     def exchange(self, given: int, due: int, nbytes: int, stream: int) -> None: ...
 

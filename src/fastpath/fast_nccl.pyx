@@ -35,7 +35,7 @@ cdef class Enqueuer:
         stream: The group's own, for asynchronous calls.
         torch: Finds the library of torch's tensors, if they can be on GPUs here.
         at_once: Finds NCCL's names of an operation and a dtype (backends/nccl/reductions.py).
-        call, flight, work: The classes of the objects that record a call.
+        call, flight, work: Make the objects that record a call.
     """
     cdef CallQueue call_queue   # of the group
     cdef GroupState state, host_state   # of the group, and of its host group

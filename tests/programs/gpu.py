@@ -286,8 +286,8 @@ def ended(group: Any) -> tuple[BaseException, float]:
     while group.error is None:
         assert time.monotonic() - start < LIMIT, "the group does not fail"
         time.sleep(0.01)
-        if group._watch.oldest is None:
-            group._watch.poll()
+        if group.failures.watch.oldest is None:
+            group.failures.watch.poll()
     return group.error, time.monotonic() - start
 
 

@@ -3,23 +3,25 @@
 A call returns when it is enqueued on a stream: a blocking one on the current stream of the array's
 library, an asynchronous one on the group's stream. A group of CPU memory with the same ranks, the
 host group, carries everything else: objects, monitored barriers and control messages.
+
+The group knows the collectives. Its parts enqueue them (enqueue.py), order streams (streams.py),
+and watch its calls and fail (failure.py).
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from cydist import config
 from cydist._native import CallRecord
 from cydist.backends.host.chunking import adjacent
 from cydist.backends.nccl import plans
 from cydist.backends.nccl.bootstrap import HostExchange, current_gpu, join, store_exchange
-from cydist.backends.nccl.call_check import CallCheck, HostNoteChannel
-from cydist.backends.nccl.enqueue import EnqueueMixin
+from cydist.backends.nccl.enqueue import StreamEnqueuer, fast_enqueuer
+from cydist.backends.nccl.failure import FailureHandler
 from cydist.backends.nccl.host_group import ControlListener
 from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.plan_runner import PlannedCall, Runner
@@ -30,8 +32,8 @@ from cydist.backends.nccl.reductions import (
     check_fp8,
     reduction,
 )
-from cydist.backends.nccl.watchdog import WATCHDOG, GroupWatch, InFlight, StreamCall
-from cydist.backends.nccl.work import StreamWork, new_enqueuer
+from cydist.backends.nccl.streams import GroupStreams
+from cydist.backends.nccl.watchdog import StreamCall
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
 from cydist.groups.consistency import describe
@@ -45,18 +47,25 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.bootstrap import Exchange
     from cydist.backends.nccl.cuda import Gpu
     from cydist.backends.nccl.host_group import ControlGroup
+    from cydist.backends.nccl.work import StreamWork
     from cydist.stores import MembershipStore
 
 LEAVE_SECONDS = 2.0  # most seconds of a departure notice
 
 
-class NcclGroup(EnqueueMixin):
+class NcclGroup(ProcessGroup):
     """A group of ranks with one GPU each.
 
     Args:
         host: The group of CPU memory with the same ranks.
         control: Listens on the host group from before any rank has its group; None in a group of
             one rank.
+
+    Attributes:
+        comm: The communicator.
+        streams: Its own stream, and the order between it and the callers' streams.
+        failures: Watches its calls, and fails the group.
+        enqueuer: Enqueues its calls.
     """
 
     coalesces_calls = True
@@ -82,31 +91,19 @@ class NcclGroup(EnqueueMixin):
         self.gpu = gpu
         self.store = store
         self.high_priority = high_priority
-        self._runner = Runner(binding, comm, gpu)
-        self._stream = gpu.stream(high_priority)
+        self.comm = comm
         self._lock = comm.calls
-        call_check = CallCheck(HostNoteChannel(host)) if self._size > 1 else None
-        self._control = control
-        self._broadcasting = threading.RLock()
-        self._ended_by: StreamCall | None = None
-        self._watch = GroupWatch(self, call_check)
-        WATCHDOG.add(self._watch)
-        self._flight: InFlight | None = None  # of the call that is being enqueued
-        self._stream_now = 0
-        self._capturing = False
+        self.streams = GroupStreams(self, gpu, high_priority)
+        self.failures = FailureHandler(self, host, binding, comm, gpu, self.streams, control)
+        self.enqueuer = StreamEnqueuer(
+            self, gpu, self.streams, self.failures, Runner(binding, comm, gpu)
+        )
         self._collected: list[PlannedCall] | None = None  # inside `coalesced`
         self._messages: list[tuple[PlannedCall, StreamWork]] = []
         self._noted: list[str] = []
         self._token: Array | None = None
-        self._captured: list[object] = []  # memory that CUDA graphs still use
-        self._blocking_wait = config.NCCL_BLOCKING_WAIT.is_on()
-        self._enqueuer = new_enqueuer(self, comm, self._watch, self._lock, self._stream)
-        self.fast_streams = None if self._blocking_wait else self._enqueuer
-
-    @property
-    def comm(self) -> Communicator:
-        """Return the communicator."""
-        return self._runner.comm
+        self._fast_enqueuer = fast_enqueuer(self, comm, self.streams, self.failures)
+        self.fast_streams = None if self.enqueuer.blocking_wait else self._fast_enqueuer
 
     # Groups by kind of memory.
 
@@ -122,6 +119,84 @@ class NcclGroup(EnqueueMixin):
     def as_host_group(self) -> ProcessGroup:
         return self.host
 
+    # Running calls.
+
+    def _checked(self, name: str, arrays: Sequence[Array]) -> None:
+        for array in arrays:
+            if array.device_index != self.gpu.index:
+                raise ValueError(
+                    f"{name}: the array is on GPU {array.device_index}, and group "
+                    f"{self.group_name!r} was made on GPU {self.gpu.index}, which was current then"
+                )
+
+    def execute(
+        self,
+        name: str,
+        body: Callable[[CallRecord], None],
+        *,
+        async_op: bool = False,
+        timeout: float | timedelta | None = None,
+        result: object = None,
+        array: Array | None = None,
+    ) -> Work | None:
+        """Enqueue one collective. Calls run in the order in which they are issued.
+
+        A blocking call returns when it is on the current stream, like all other GPU work of the
+        caller. Raises errors that are known by then.
+        """
+        deadline = self.deadline(timeout)
+        if array is not None:
+            self._checked(name, [array])
+        with self._lock:
+            self.check_usable(name)
+            self.gpu.use()
+            call = StreamCall(name, 0, deadline)  # it gets its number once its streams are known
+            if async_op or array is None or self.enqueuer.blocking_wait:
+                work = self.enqueuer.start_work(
+                    call, array, async_op or array is None, body, result
+                )
+            else:
+                stream, own = array_libraries.stream_and_capture(array)
+                flight, capturing = self.enqueuer.enqueue(
+                    call, array, [stream], stream, body, result
+                )
+                flight.reusable = not capturing
+                if own and not capturing:
+                    # Later work of this stream runs after the call, so the library may reuse the
+                    # memory.
+                    flight.keep = None
+                return None
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    # Failing.
+
+    def fail(self, error: BaseException, call: str = "") -> None:
+        """As the base class. Also ends the communicator, which ends the work on the GPU, and
+        notifies the other ranks."""
+        self.failures.fail(error, call)
+
+    def on_refused(self, call: StreamCall, error: BaseException) -> None:
+        """Fail the group for an exception during enqueuing on the fast path."""
+        self.failures.on_refused(call, error)
+
+    def abort(self) -> None:
+        """End every call under way now, here and on the other ranks."""
+        super().abort()
+        self.host.abort()
+
+    def check_usable(self, name: str) -> None:
+        """As the base class. Also reads failures that the host group has received."""
+        if self.error is None and self.host.error is not None:
+            self.failures.on_host_error(name)
+        super().check_usable(name)
+
+    def last_call(self) -> CallRecord | None:
+        """Return the first call that the GPU has not completed, or the last one."""
+        return self.failures.watch.oldest or super().last_call()
+
     # The note of a call for other ranks, and its NCCL calls.
 
     def _note(
@@ -132,8 +207,9 @@ class NcclGroup(EnqueueMixin):
             self._noted.append(describe("", what, op, root))
             return
         call.agreed = True
-        if self._watch.call_check is not None and not self._capturing:
-            self._watch.call_check.note(call.seq, (call.name, what, op, root))
+        call_check = self.failures.watch.call_check
+        if call_check is not None and not self.enqueuer.capturing:
+            call_check.note(call.seq, (call.name, what, op, root))
 
     def _run(
         self, plan: plans.Plan, arrays: Sequence[Array], factor: complex | None = None
@@ -142,35 +218,30 @@ class NcclGroup(EnqueueMixin):
         if self._collected is not None:
             self._collected.append(item)
             return
-        self._start([item])
-
-    def _start(self, items: Sequence[PlannedCall]) -> None:
-        scratch = self._runner.run(items, self._stream_now)
-        if scratch and self._flight is not None:
-            self._flight.keep = (self._flight.keep, scratch)
+        self.enqueuer.run([item])
 
     @contextmanager
     def coalesced(self) -> Iterator[None]:
         """Make the calls inside one NCCL group, which starts at the end."""
         with self._lock:
-            self._enqueuer.paused, self._collected = True, []
+            self._fast_enqueuer.paused, self._collected = True, []
             try:
                 yield
             except BaseException:
                 self._collected, self._messages, self._noted = None, [], []
                 raise
             finally:
-                self._enqueuer.paused = False
+                self._fast_enqueuer.paused = False
             items, self._collected = self._collected, None
             messages, self._messages = self._messages, []
             texts, self._noted = self._noted, []
             if messages or items:
                 self.check_usable("a coalesced call")
             if messages:
-                self._start_messages(messages)
+                self.enqueuer.start_messages(messages)
             elif items and (call := self.call_queue.last_call()) is not None:
                 self._note(call, (" and".join(texts).removeprefix(" of "),))
-                self._start(items)
+                self.enqueuer.run(items)
 
     # Messages. Strided arrays are packed and unpacked here, in the order of the streams.
 
@@ -204,46 +275,14 @@ class NcclGroup(EnqueueMixin):
         item = PlannedCall(plans.Plan(((transfer,),) if array.nbytes else ()), [packed], None)
         with self._lock:
             self.check_usable(name)
-            flight = InFlight(
-                StreamCall(name, 0, self.deadline(None)), (array, packed), self._stream
-            )
-            library = array_libraries.known_library_of(array)
-            streams = [array_libraries.stream_of(array)]
-            blocking = self._blocking_wait and not self._captured_of(streams)[1]
             source = self.ranks[peer] if kind == "recv" else None
-            work = StreamWork(self, flight, [array.owner], streams, library, blocking, source)
+            call = StreamCall(name, 0, self.deadline(None))
+            work = self.enqueuer.message_work(call, array, packed, source)
             if self._collected is not None:
                 self._messages.append((item, work))
             else:
-                self._start_messages([(item, work)])
+                self.enqueuer.start_messages([(item, work)])
         return work
-
-    def _start_messages(self, messages: Sequence[tuple[PlannedCall, StreamWork]]) -> None:
-        self.gpu.use()
-        flights = [work.flight for _, work in messages]
-        streams = sorted({stream for _, work in messages for stream in work.streams})
-        streams, capturing = self._captured_of(streams)
-        if not capturing:
-            self._check_own_stream(flights[0].call.name)
-        try:
-            for flight in flights:
-                if not capturing:
-                    self._watch.add(flight)
-            self._order_after(self._stream, streams)
-            self._stream_now = self._stream
-            self._start([item for item, _ in messages])
-            kept: list[Any] = [flight.keep for flight in flights]
-            for into, packed in kept:
-                if packed is not into:  # on the group's stream, after the receive
-                    with self._current(into, self._stream):
-                        into.copy_from(packed)
-            for flight in flights:
-                self._record(flight, self._stream, capturing)
-        except BaseException as error:
-            for flight in flights:
-                self._watch.discard(flight)
-            self.on_refused(flights[0].call, error)
-            raise
 
     # Collectives. The values that must be equal on all ranks are noted first.
 
@@ -351,7 +390,7 @@ class NcclGroup(EnqueueMixin):
         """As the base class: the host group determines the remaining ranks, which then join again.
         Calls under way here end with an error, since they may wait for a dead rank."""
         wanted = self.high_priority if pg_options is None else high_priority(pg_options)
-        self.abandon()
+        self.failures.abandon()
         host: Any = self.host.shrink(excluded, deadline, abort=abort)
         return make(self.binding, host, HostExchange(host), None, wanted)
 
@@ -361,17 +400,17 @@ class NcclGroup(EnqueueMixin):
 
     def close(self) -> None:
         """Wait for calls under way until their deadlines, then leave."""
-        watch = self._watch
+        watch = self.failures.watch
         while watch.oldest is not None and self.error is None:
             watch.poll()
             time.sleep(0.001)
         if self.error is None:
             watch.end_group(LEAVE_SECONDS)
-        if self.end_comm(abort=self.error is not None):
+        if self.failures.end_comm(abort=self.error is not None):
             # Wait for calls through their events, since a lost device has lost its streams, too.
             with suppress(Exception):
-                self.gpu.drop_stream(self._stream)
-        with self._broadcasting:  # ended by the thread that detected the failure
+                self.streams.drop()
+        with self.failures.broadcasting:  # ended by the thread that detected the failure
             self.host.destroy()
 
 

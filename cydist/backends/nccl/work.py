@@ -1,26 +1,21 @@
-"""The Work of a call on the group's stream, and the fast-path enqueuer."""
+"""The Work of a call on a stream."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
-from cydist._native import fast_nccl
-from cydist.backends.nccl.reductions import at_once
-from cydist.backends.nccl.watchdog import InFlight, StreamCall
-from cydist.devices.array_libraries import loaded_torch
 from cydist.errors import DistTimeoutError
 from cydist.work import Work
 
 if TYPE_CHECKING:
-    from cydist.backends.nccl.binding import Communicator
-    from cydist.backends.nccl.enqueue import EnqueueMixin
-    from cydist.backends.nccl.watchdog import GroupWatch
+    from cydist.backends.nccl.failure import FailureHandler
+    from cydist.backends.nccl.streams import GroupStreams
+    from cydist.backends.nccl.watchdog import InFlight
     from cydist.devices.array_libraries import ArrayLibrary
+    from cydist.groups.process_group import ProcessGroup
 
 LONGEST_NAP = 0.001  # seconds
 
@@ -32,6 +27,7 @@ class StreamWork(Work):
     until the call is over, as `synchronize` does.
 
     Args:
+        group_streams, failures: Parts of the group.
         streams: The streams that were current when it was enqueued.
         library: Of its arrays; `wait` makes that library's current stream wait; None: every
             library's.
@@ -41,7 +37,9 @@ class StreamWork(Work):
 
     def __init__(
         self,
-        group: EnqueueMixin,
+        group_streams: GroupStreams,
+        failures: FailureHandler,
+        group: ProcessGroup,
         flight: InFlight,
         result: object,
         streams: list[int],
@@ -51,6 +49,8 @@ class StreamWork(Work):
     ) -> None:
         super().__init__(result)
         self._source = source
+        self._group_streams = group_streams
+        self._failures = failures
         self._group = group
         self.flight = flight
         self.streams = streams
@@ -61,7 +61,7 @@ class StreamWork(Work):
         self._raise()
         if timeout is not None or self._blocking:
             self._block(timeout)
-        waiting = self._group.make_streams_wait(self.flight, self._library)
+        waiting = self._group_streams.make_wait(self.flight, self._library)
         # Memory that is freed now is reused only after the work that the streams wait for.
         if set(waiting) <= set(self.streams):
             self.flight.keep = None
@@ -76,7 +76,7 @@ class StreamWork(Work):
 
         def run() -> None:
             with contextlib.suppress(Exception):  # the queries below raise it again
-                self._group.gpu.adopt()
+                self._failures.prepare_thread()
             try:
                 self._block(None)
             except Exception as error:  # `task` raises it: its wait() does not query the GPU
@@ -102,7 +102,7 @@ class StreamWork(Work):
 
     def _raise(self) -> None:
         if not self.flight.over and self._error is None:
-            self._error = self._group.failure(self.flight)
+            self._error = self._failures.failure(self.flight)
         if self._error is not None:
             raise self._error
 
@@ -110,15 +110,5 @@ class StreamWork(Work):
         if self.flight.over or self._error is not None:
             return True
         self._group.check_process(self.flight.call.name)
-        self._error = self._group.failure(self.flight)
-        return self._error is not None or self._group.is_over(self.flight)
-
-
-def new_enqueuer(
-    group: EnqueueMixin, comm: Communicator, watch: GroupWatch, lock: threading.RLock, stream: int
-) -> fast_nccl.Enqueuer:
-    """Create the fast-path enqueuer of a group."""
-    return fast_nccl.Enqueuer(
-        group, comm, watch, lock, stream, loaded_torch,
-        partial(at_once, single_rank=group.size() == 1), StreamCall, InFlight, StreamWork,
-    )  # fmt: skip
+        self._error = self._failures.failure(self.flight)
+        return self._error is not None or self._group_streams.is_over(self.flight)

@@ -31,7 +31,7 @@ def test_a_call_without_an_event_fails_the_group(
         record = gpus.record
 
         def refuse(event: Any, device: int, stream: int) -> None:
-            if stream == group._stream:
+            if stream == group.streams.own:
                 raise RuntimeError("no more memory")
             record(event, device, stream)
 
@@ -39,7 +39,7 @@ def test_a_call_without_an_event_fails_the_group(
             patch.setattr(gpus, "record", refuse)
             with pytest.raises(RuntimeError, match="no more memory"):
                 call(group, x)
-        return str(group.error), group._watch.oldest
+        return str(group.error), group.failures.watch.oldest
 
     assert run_threads(body, 1, "nccl") == [("no more memory", None)]
 
@@ -49,7 +49,7 @@ def test_a_future_has_the_error_that_its_thread_meets(gpus: Any) -> None:
 
     def body(rank: int) -> None:
         group: Any = dist.group.WORLD
-        with group._watch._lock:  # the watchdog does not look
+        with group.failures.watch._lock:  # the watchdog does not look
             gate = gpus.hold()
             future = dist.all_reduce(gpus.array(np.ones(3)), async_op=True).get_future()
             gpus.error = OSError("an illegal memory access was encountered")

@@ -175,7 +175,7 @@ def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
         group: Any = dist.new_group()
         group.timeout = 0.3
         arrays = [gpus.array(np.zeros(3)) for _ in range(2)]
-        with group._watch._lock:  # nobody looks before both are under way
+        with group.failures.watch._lock:  # nobody looks before both are under way
             works = [] if rank else [dist.irecv(x, 1, group) for x in arrays]
         until(lambda: polled(group))
         found = []
@@ -191,7 +191,7 @@ def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
 
 def polled(group: Any) -> bool:
     """Look, as the watchdog would if this rank were in a call."""
-    group._watch.poll()
+    group.failures.watch.poll()
     return group.error is not None
 
 
@@ -258,7 +258,7 @@ def test_a_communicator_ends_where_its_gpu_cannot_be_used(
             raise OSError("no such device")
 
         monkeypatch.setattr(group.gpu, "use", unusable)
-        group.end_comm(abort=True)
+        group.failures.end_comm(abort=True)
         return group.comm in binding.alive
 
     assert run_threads(body, 2, "nccl") == [False, False]
@@ -343,7 +343,7 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
         group: Any = dist.new_group([0, 1])
         if rank == 0:
             dist.all_reduce(gpus.array(np.ones(3)), group=group, timeout=0.2)
-        until(lambda: group.error is not None or (rank == 1 and group._watch.poll()))
+        until(lambda: group.error is not None or (rank == 1 and group.failures.watch.poll()))
         text = str(group.error)
         dist.destroy_process_group(group)
         if rank == 0:
@@ -419,7 +419,7 @@ def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
         future = dist.all_reduce(gpus.array(np.ones(3)), group=group, async_op=True).get_future()
         gate.set()
         future.result(fake_gpu_threaded.DEADLINE)
-        until(lambda: group._watch.oldest is None)
+        until(lambda: group.failures.watch.oldest is None)
         dist.destroy_process_group(group)
         return group.gpu.users
 

@@ -148,7 +148,7 @@ def test_both_paths_note_the_same(job: Any, gpus: Any, call: Call) -> None:
 
     def body(rank: int) -> Any:
         group: Any = dist.group.WORLD
-        call_check = group._watch.call_check
+        call_check = group.failures.watch.call_check
         noted = []
         note = call_check.note
         call_check.note = lambda seq, text: (noted.append(_text(text)), note(seq, text))

@@ -69,7 +69,7 @@ def test_what_nccl_refuses_fails_the_group(gpus: Any) -> None:
         group.comm.all_reduce = refuse
         with pytest.raises(dist.DistBackendError, match=r"all_reduce #1 .*no such thing"):
             dist.all_reduce(gpus.array(np.ones(3)), SUM, group)
-        return type(group.error), group._watch.oldest
+        return type(group.error), group.failures.watch.oldest
 
     assert run_threads(body, 1, "nccl") == [(dist.DistBackendError, None)]
 
@@ -112,7 +112,7 @@ def test_a_handler_that_raises_before_a_call_is_enqueued(job: Any, library: Any)
 
     def body(rank: int) -> int:
         group: Any = dist.new_group(timeout=20)
-        watch = group._watch
+        watch = group.failures.watch
         add = watch.add
         with library.here():
             x = library.array(np.ones(3, "f4"))

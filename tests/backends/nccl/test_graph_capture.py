@@ -22,14 +22,14 @@ def test_a_capture_is_not_watched(job: Any, gpus: Any) -> None:
 
     def body(rank: int) -> tuple[Any, bool]:
         group = dist.group.WORLD
-        fake_gpu_threaded.until(lambda: not group._watch.in_flight)
+        fake_gpu_threaded.until(lambda: not group.failures.watch.in_flight)
         dist.monitored_barrier()
         gpus.capturing = True
         try:
             x = gpus.array(np.arange(5, dtype="i4"))
             dist.all_reduce(x, dist.ReduceOp.BOR)
-            assert not group._watch.call_check.pending  # nor is anything compared
-            return group._watch.oldest, bool(group._captured)
+            assert not group.failures.watch.call_check.pending  # nor is anything compared
+            return group.failures.watch.oldest, bool(group.enqueuer.captured)
         finally:
             dist.monitored_barrier()
             gpus.capturing = False
@@ -43,9 +43,9 @@ def test_a_captured_call_is_joined_by_wait(job: Any, gpus: Any) -> None:
 
     def body(rank: int) -> Any:
         group: Any = dist.group.WORLD
-        fake_gpu_threaded.until(lambda: group._watch.oldest is None)
+        fake_gpu_threaded.until(lambda: group.failures.watch.oldest is None)
         dist.monitored_barrier()
-        gate = gpus.hold(group._stream)
+        gate = gpus.hold(group.streams.own)
         gpus.capturing = True
         try:
             x = gpus.array(np.ones(3))
@@ -55,7 +55,7 @@ def test_a_captured_call_is_joined_by_wait(job: Any, gpus: Any) -> None:
             gpus.enqueue(stream, lambda: np.copyto(seen, x.memory))
             gate.set()
             gpus.synchronize(stream)
-            return seen[0], group._watch.oldest
+            return seen[0], group.failures.watch.oldest
         finally:
             dist.monitored_barrier()
             gpus.capturing = False
@@ -72,7 +72,7 @@ def test_a_capture_is_the_calls_own_streams_affair(
 
     def body(rank: int) -> Any:
         group: Any = dist.group.WORLD
-        fake_gpu_threaded.until(lambda: group._watch.oldest is None)
+        fake_gpu_threaded.until(lambda: group.failures.watch.oldest is None)
         dist.monitored_barrier()
         idle, captured = gpus.current_stream(rank), 7000 + rank
         gpus.captured.add(captured)
@@ -81,7 +81,7 @@ def test_a_capture_is_the_calls_own_streams_affair(
             x = gpus.array(np.ones(3))
             dist.all_reduce(x)
             dist.all_reduce(x, async_op=True).wait()
-            watched = group._watch.oldest
+            watched = group.failures.watch.oldest
             gpus.synchronize(captured)
         gpus.captured.remove(captured)
         return watched, idle in gpus.waits, captured in gpus.waits, x.memory[0]
@@ -114,7 +114,7 @@ def test_a_call_that_ended_before_a_capture_is_not_in_it(job: Any, gpus: Any) ->
 
     def body(rank: int) -> bool:
         group: Any = dist.group.WORLD
-        with group._watch._lock:  # the watchdog does not look
+        with group.failures.watch._lock:  # the watchdog does not look
             work = dist.all_reduce(gpus.array(np.ones(3)), async_op=True)
             work.synchronize()
             assert not work.flight.over
@@ -186,7 +186,7 @@ def test_a_call_that_a_broken_capture_refuses_does_not_count(
         for width in (1, 2):
             x = gpus.array(np.ones(width))
             dist.all_reduce(x)
-        fake_gpu_threaded.until(lambda: group.error or not group._watch.call_check.pending)
+        fake_gpu_threaded.until(lambda: group.error or not group.failures.watch.call_check.pending)
         assert group.error is None
         return float(x.get()[0])
 
@@ -205,13 +205,13 @@ def test_a_call_from_outside_does_not_end_a_capture(job: Any, gpus: Any, message
 
     def body(rank: int) -> float:
         group: Any = dist.group.WORLD
-        fake_gpu_threaded.until(lambda: group._watch.oldest is None)
+        fake_gpu_threaded.until(lambda: group.failures.watch.oldest is None)
         dist.monitored_barrier()
         x = gpus.array(np.full(3, rank + 1.0))
-        gpus.captured.add(group._stream)
+        gpus.captured.add(group.streams.own)
         with pytest.raises(dist.UnsupportedError, match="which would end the capture"):
             outside(rank, x)
-        gpus.captured.remove(group._stream)
+        gpus.captured.remove(group.streams.own)
         dist.all_reduce(x, async_op=True).wait()
         return x.get()[0]
 

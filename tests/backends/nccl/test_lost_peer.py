@@ -73,7 +73,9 @@ def test_who_tells_of_an_error_is_not_taken_for_lost(gpus: Any) -> None:
     def body(rank: int) -> Any:
         group: Any = dist.new_group([0, 1, 2])
         if rank == 1:
-            group._control.broadcast(dist.DistBackendError("NCCL says: unhandled system error"))
+            group.failures._control.broadcast(
+                dist.DistBackendError("NCCL says: unhandled system error")
+            )
             told.set()
         if rank > 0:
             return None

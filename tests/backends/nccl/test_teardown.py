@@ -63,8 +63,8 @@ def ended_in_a_call(gpus: Any, *, hangs: bool = False) -> list[str]:
                 waiting.set()
             return bool(before(seconds))
 
-        before = group._wait_until_left
-        vars(group).update(_wait_until_left=left)
+        before = group.failures._wait_until_left
+        vars(group.failures).update(_wait_until_left=left)
         vars(comm).update(all_reduce=late, abort=end)
         caller = threading.Thread(target=call)
         caller.start()
@@ -140,10 +140,10 @@ def test_a_group_gives_its_stream_up(gpus: Any, fails: bool) -> None:
         work.synchronize()
         if fails:
             dist.abort(group)
-        before = group._stream in gpus.dropped
+        before = group.streams.own in gpus.dropped
         dist.destroy_process_group(group)
         if not fails:
             work.wait()
-        return before, gpus.dropped.count(group._stream), x.get()[0]
+        return before, gpus.dropped.count(group.streams.own), x.get()[0]
 
     assert run_threads(body, 2, "nccl") == [(False, 1, 2.0)] * 2

@@ -82,7 +82,7 @@ def test_a_refused_call_does_not_count(
         for width in (1, 2):
             array = gpus.array(np.ones(width))
             dist.all_reduce(array)
-        until(lambda: group.error or not group._watch.call_check.pending)
+        until(lambda: group.error or not group.failures.watch.call_check.pending)
         assert group.error is None
         return float(array.get()[0])
 
