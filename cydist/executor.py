@@ -5,6 +5,7 @@ A group with asynchronous calls outstanding borrows one thread; an idle group ha
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -27,6 +28,7 @@ PollHook = Callable[[threading.Event, float | None], bool]
 
 IDLE_SECONDS = 1.0  # how long an idle thread is kept for the next borrower
 END_SECONDS = 1.0  # how long an interrupted caller waits for its call to end elsewhere
+EXIT_SECONDS = 10.0  # how long the end of the process waits for callbacks that have begun
 
 
 class Threads:
@@ -228,3 +230,45 @@ class Serial:
         if work is not None:
             work.run()
             self.call_queue.mark_run()
+
+
+class Completions:
+    """The threads that complete Futures, and so are inside torch's C++.
+
+    A daemon thread ends as soon as it wants the GIL of a Python that is ending. In torch's C++ that
+    calls std::terminate, which ends the process by SIGABRT. So the process waits at its end for
+    the threads that are inside, and lets no other daemon in.
+
+    Attributes:
+        closed: Whether the process is ending: Futures are completed by their callers.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self.closed = False
+
+    def run(self, complete: Callable[[], None]) -> None:
+        """Run `complete`. Never return if that would begin in a daemon thread after `close`."""
+        with self._changed:
+            if threading.current_thread().daemon:
+                self._changed.wait_for(lambda: not self.closed)
+            self._inside += 1
+        try:
+            complete()
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let no further daemon in, and wait for those inside."""
+        with self._changed:
+            self.closed = True
+            self._changed.wait_for(lambda: not self._inside, EXIT_SECONDS)
+
+
+COMPLETIONS = Completions()
+atexit.register(COMPLETIONS.close)
+# A forked child has none of these threads.
+os.register_at_fork(after_in_child=COMPLETIONS.__init__)  # type: ignore[misc]

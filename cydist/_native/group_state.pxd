@@ -1,4 +1,4 @@
-"""Whether a group takes calls, as both paths ask."""
+"""Whether a group takes calls."""
 
 
 cdef class GroupState:              # the body describes the fields

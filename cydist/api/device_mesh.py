@@ -24,6 +24,7 @@ from cydist.api.process_groups import (
 )
 from cydist.api.subgroups import new_subgroups_by_enumeration
 from cydist.errors import MismatchError
+from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 
 Ranks = npt.NDArray[np.int64]
@@ -60,7 +61,8 @@ class DeviceMesh:
         mesh_dim_names: As given; None without names.
 
     Raises:
-        ValueError: The ranks or names are wrong. Nothing has happened, and you can call it again.
+        ValueError: The ranks, names or backends are wrong. No group but the default one was made,
+            and you can call it again.
         UnsupportedError: The default group does not serve such arrays.
         MismatchError: The ranks make different meshes. The groups that there were stay usable.
 
@@ -91,7 +93,7 @@ class DeviceMesh:
         chosen = _overrides(backend_override or {}, names, ranks.ndim)
         _default_group().for_device(device_type)
         _check_alike(device_type, ranks, names, chosen)
-        self._set(device_type, ranks, names, [])
+        self._set(device_type, ranks, names, [], [(dim,) for dim in range(ranks.ndim)])
         for dim in range(ranks.ndim):
             self._groups.append(_make_groups(ranks, dim, names, *chosen.get(dim, (None, None))))
 
@@ -101,12 +103,14 @@ class DeviceMesh:
         ranks: Ranks,
         names: tuple[str, ...] | None,
         groups: list[ProcessGroup | NonMember],
+        dims: list[tuple[int, ...]],
         root: DeviceMesh | None = None,
     ) -> None:
         self.device_type = device_type
         self.mesh = ranks
         self.mesh_dim_names = names
         self._groups = groups  # this rank's, by dimension
+        self._dims = dims  # for each dimension, those of the root that it is made of
         self._root = root
         self._flattened: dict[str, DeviceMesh] = {}  # of a root, by name
 
@@ -117,10 +121,11 @@ class DeviceMesh:
         ranks: Ranks,
         names: tuple[str, ...],
         groups: list[ProcessGroup | NonMember],
+        dims: list[tuple[int, ...]],
     ) -> DeviceMesh:
         """Return a mesh over groups that there are."""
         made = cls.__new__(cls)
-        made._set(root.device_type, ranks, names, groups, root)
+        made._set(root.device_type, ranks, names, groups, dims, root)
         return made
 
     @classmethod
@@ -144,8 +149,8 @@ class DeviceMesh:
             The mesh.
 
         Raises:
-            ValueError: A group does not have the ranks that the mesh has there, or names or
-                dimensions are wrong.
+            ValueError: A group does not have the ranks that the mesh has there, this rank is not
+                in it, or names or dimensions are wrong.
 
         Examples:
             >>> pair = dist.new_group([0, 1])
@@ -153,6 +158,8 @@ class DeviceMesh:
             >>> mesh.mesh
             array([0, 1])
         """
+        if isinstance(group, NonMember):
+            raise ValueError("from_group: this rank is not in the group: let its members call it")
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         if mesh is None:
             if len(groups) != 1:
@@ -166,7 +173,7 @@ class DeviceMesh:
             )
         made = cls.__new__(cls)
         names = _checked_names(mesh_dim_names, ranks.ndim)
-        made._set(device_type, ranks, names, list(groups))
+        made._set(device_type, ranks, names, list(groups), [(dim,) for dim in range(ranks.ndim)])
         for dim, each in enumerate(groups):
             each.for_device(device_type)
             expected = made._ranks_along(dim)
@@ -325,7 +332,9 @@ class DeviceMesh:
         place = self.get_coordinate() or (0,) * self.ndim
         chosen = tuple(slice(None) if dim in dims else place[dim] for dim in range(self.ndim))
         groups = [self._groups[dim] for dim in dims]
-        return DeviceMesh._part(root, self.mesh[chosen], names, groups)
+        return DeviceMesh._part(
+            root, self.mesh[chosen], names, groups, [self._dims[dim] for dim in dims]
+        )
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """Return the mesh in one dimension, over a new group of all its ranks. Every rank of the
@@ -334,21 +343,23 @@ class DeviceMesh:
         Args:
             mesh_dim_name: The new dimension's name; None: those of the mesh, with underscores.
 
-        Raises ValueError if the root has a dimension of that name.
+        Raises ValueError if the root has a dimension, or another flattened part, of that name.
         """
         if self.ndim == 1 and mesh_dim_name in (None, *(self.mesh_dim_names or ())):
             return self
         root = self._root or self
         name = mesh_dim_name or "_".join(self.mesh_dim_names or ("flat",))
+        dims = tuple(dim for part in self._dims for dim in part)
         if name in (root.mesh_dim_names or ()):
             raise ValueError(f"_flatten: the mesh has a dimension {name!r} already")
-        if name in root._flattened:
-            return root._flattened[name]
-        dims = [root._dim(each) for each in self.mesh_dim_names or ()] or list(range(root.ndim))
+        if (known := root._flattened.get(name)) is not None:
+            if known._dims != [dims]:
+                raise ValueError(f"_flatten: the mesh has another part {name!r}: give a new name")
+            return known
         others = [dim for dim in range(root.ndim) if dim not in dims]
-        parts = np.transpose(root.mesh, others + dims).reshape(-1, self.mesh.size)
+        parts = np.transpose(root.mesh, [*others, *dims]).reshape(-1, self.mesh.size)
         mine, _ = new_subgroups_by_enumeration(parts.tolist(), group_desc=f"mesh {name}")
-        flat = DeviceMesh._part(root, self.mesh.reshape(-1), (name,), [mine])
+        flat = DeviceMesh._part(root, self.mesh.reshape(-1), (name,), [mine], [dims])
         root._flattened[name] = flat
         return flat
 
@@ -448,8 +459,8 @@ def init_device_mesh(
         The mesh. Neighbours along the last dimension have neighbouring ranks.
 
     Raises:
-        ValueError: The shape does not fit the number of ranks, or the names are wrong. Nothing has
-            happened, and you can call it again.
+        ValueError: The shape does not fit the number of ranks, or names or backends are wrong. No
+            group but the default one was made, and you can call it again.
         UnsupportedError: The default group does not serve such arrays.
         MismatchError: The ranks make different meshes. The groups that there were stay usable.
 
@@ -518,7 +529,14 @@ def _overrides(
         dim = known.index(key)  # type: ignore[arg-type]
         if dim in chosen:
             raise ValueError(f"DeviceMesh: backend_override names dimension {dim} twice")
-        chosen[dim] = (value, None) if isinstance(value, str) else value
+        if isinstance(value, str):
+            value = value, None
+        if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)):
+            raise ValueError(
+                f"DeviceMesh: backend_override has {value!r} for dimension {key!r}: give the name "
+                "of a backend, or a pair of a name and options"
+            )
+        chosen[dim] = registry.canonical(value[0]), value[1]
     return chosen
 
 
@@ -534,7 +552,8 @@ def _check_alike(
     for rank, theirs in enumerate(all_texts):
         if theirs != ours:
             raise MismatchError(
-                f"DeviceMesh: the ranks make different meshes. Here: {ours}. Rank {rank}: {theirs}",
+                f"DeviceMesh: the ranks make different meshes: {ours} on rank {get_rank()}, "
+                f"{theirs} on rank {rank}. Pass the same arguments on all ranks",
                 ranks=(rank,),
             )
 

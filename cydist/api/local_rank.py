@@ -1,4 +1,4 @@
-"""The launcher's word on this process: its number on the host, and whether torchrun started it."""
+"""The launcher's data about this process: its number on the host, and whether it was torchrun."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import threading
-import time
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -196,8 +195,8 @@ def init_process_group(
             torch.distributed use it. Needs backend "tcp". `destroy_process_group` ends it.
 
     Raises:
-        ValueError: The arguments contradict each other, or there is a default group already, of
-            torch's with `torch=True`.
+        ValueError: The arguments contradict each other, or there is a default group already (with
+            torch=True also torch's).
         RendezvousError: Ranks are missing at the timeout, or ask for different backends; the
             message lists them.
         PeerFailedError: A rank died meanwhile.
@@ -236,7 +235,7 @@ def init_process_group(
         if bridge is not None:
             bridge.share(world)
     except BaseException:
-        world.release()
+        world.end()
         raise
     _set_world(world, per_thread=spec == "inproc")
 
@@ -297,13 +296,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         return
     with ExitStack() as leaving:  # all groups, the last one first, even if one raises
         leaving.callback(_set_world, None, per_thread=getattr(_thread, "world", None) is world)
-        leaving.callback(world.release)
-        now = time.monotonic()
-        for each in (*world.parent_groups.values(), *world.conflicting, *world.groups.values()):
-            each.leave_job(now)
-            leaving.callback(each.destroy)
-        for end in world.ends_with:
-            leaving.callback(end)
+        leaving.callback(world.end)
 
 
 def resolve_group(group: AnyGroup) -> ProcessGroup | None:

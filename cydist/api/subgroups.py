@@ -17,9 +17,9 @@ from cydist.api.process_groups import (
     usable_group,
 )
 from cydist.errors import UnsupportedError
-from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 from cydist.rendezvous import launcher_env
+from cydist.waiting import seconds
 
 Groups = tuple[ProcessGroup | NonMember, list[ProcessGroup | NonMember]]
 
@@ -39,7 +39,7 @@ def new_subgroups(
     Args:
         group_size: Ranks of each group; the size of `group` is a multiple of it. None: as many as
             the launcher says that each host has.
-        group: The group to divide; None is the default group.
+        group: The group to divide, one of all ranks; None is the default group.
         timeout: As `new_group`.
         backend: As `new_group`.
         pg_options: As `new_group`.
@@ -50,7 +50,8 @@ def new_subgroups(
         GroupMember.NON_GROUP_MEMBER.
 
     Raises:
-        ValueError: The sizes do not fit, or the launcher does not say how many ranks a host has.
+        ValueError: The sizes do not fit, the group has other ranks than the world, or the launcher
+            does not say how many ranks a host has.
             Nothing has happened, and you can call it again.
         RendezvousError: The ranks ask for different backends.
 
@@ -59,6 +60,11 @@ def new_subgroups(
         >>> assert mine.ranks == (rank,) and len(groups) == 2
     """
     ranks = get_process_group_ranks(group)
+    if sorted(ranks) != list(range(current_world().size)):
+        raise ValueError(
+            "new_subgroups: the group must have all ranks of the world: let the members of another "
+            "one call split_group"
+        )
     size = _ranks_of_a_host() if group_size is None else index(group_size)
     if size < 1 or len(ranks) % size:
         raise ValueError(
@@ -147,8 +153,8 @@ def split_group(
         split_ranks: Ranks of `parent_pg` for each part. No rank is in two of them; one may be in
             none.
         timeout: As `new_group`; None takes the parent's.
-        pg_options: As `new_group`.
-        group_desc: What messages call the group.
+        pg_options: Accepted for compatibility with torch: backends that split take none.
+        group_desc: What messages call the group. Its name by default.
 
     Returns:
         This rank's part; None if it is in none, or, after one warning, not in the parent.
@@ -156,8 +162,9 @@ def split_group(
     Raises:
         ValueError: The parts are missing, empty or overlap, or name a rank that the parent does not
             have. Nothing has happened, and you can call it again.
-        UnsupportedError: The parent's backend cannot split a group without the other ranks of the
-            world.
+        UnsupportedError: The parent's backend cannot make a group without the other ranks of the
+            world. "tcp", "mpi" and "inproc" can.
+        DistError: The parent has failed.
 
     Examples:
         >>> pair = dist.new_group([1, 0], sort_ranks=False)
@@ -179,20 +186,18 @@ def split_group(
             f"split_group: group {parent.group_name!r} has ranks 0 to {parent.size() - 1}, not "
             f"{wrong[0]}"
         )
-    if "mpi" in registry.parse(parent.backend).values():
+    if not parent.splits_without_peers:
         raise UnsupportedError(
-            f"split_group: group {parent.group_name!r} has backend 'mpi', whose groups all ranks "
-            "of the world make: let every rank call new_subgroups_by_enumeration, or use backend "
-            "'tcp'",
+            f"split_group: backend {parent.backend!r} cannot make a group without the other ranks "
+            "of the world: let every rank call new_subgroups_by_enumeration, or use backend 'tcp' "
+            "or 'mpi'",
             group=parent.group_name,
         )
+    limit = seconds(timeout, "split_group")
+    parent.check_usable("split_group")
     mine = next((part for part in parts if parent.rank() in part), None)
     if mine is None:
         return None
-    made = new_group(
-        [parent.ranks[rank] for rank in mine], parent.timeout if timeout is None else timeout,
-        parent.backend, pg_options, use_local_synchronization=True, group_desc=group_desc,
-        sort_ranks=False,
-    )  # fmt: skip
-    assert isinstance(made, ProcessGroup)
+    made = current_world().split(parent, mine, parent.timeout if limit is None else limit)
+    made.group_desc = group_desc or made.group_name
     return made

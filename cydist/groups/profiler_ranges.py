@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cydist._native import is_profiling
+from cydist.executor import COMPLETIONS
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -54,7 +55,8 @@ def call_range(
 
 
 def until_completed(name: str, body: Callable[..., None]) -> Callable[..., None]:
-    """Show an asynchronous call from now until it is complete, as a range of its own.
+    """Show an asynchronous call from now until its work is done, as a range of its own. On backend
+    nccl that is when it is enqueued.
 
     Args:
         name: Of the call, "all_reduce".
@@ -74,6 +76,6 @@ def until_completed(name: str, body: Callable[..., None]) -> Callable[..., None]
         try:
             body(*arguments)
         finally:
-            completed.set_result(None)
+            COMPLETIONS.run(lambda: completed.set_result(None))
 
     return run

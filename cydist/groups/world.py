@@ -11,6 +11,7 @@ ranks that ask for a different backend and would otherwise wait for them.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -75,6 +76,7 @@ class World:
         self.conflicting: list[ProcessGroup] = []
         self.made = 0  # calls of new_group, members or not: the same on every rank
         self.made_locally: dict[tuple[int, ...], int] = {}
+        self.splits: dict[tuple[str, tuple[int, ...]], int] = {}
         self.prefix = ""  # in the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
         self.ends_with: list[Callable[[], None]] = []  # called before the groups are destroyed
@@ -85,6 +87,30 @@ class World:
         from cydist.net import auth  # jobs on one host without sockets need no secret
 
         return auth.hkdf(auth.secret(), self.store.nonce, b"objects")
+
+    def end(self) -> None:
+        """Destroy all groups, the last one first, even if one raises, and leave the job."""
+        with contextlib.ExitStack() as leaving:
+            leaving.callback(self.release)
+            now = time.monotonic()
+            for each in (*self.parent_groups.values(), *self.conflicting, *self.groups.values()):
+                each.leave_job(now)
+                leaving.callback(each.destroy)
+            for end in self.ends_with:
+                leaving.callback(end)
+
+    def split(self, parent: ProcessGroup, members: Sequence[int], timeout: float) -> ProcessGroup:
+        """Make a group of these group ranks of `parent`, this one among them. Asks no rank."""
+        from hashlib import sha256  # as long to import as half of the rest
+
+        key = parent.group_name, tuple(members)
+        count = self.splits[key] = self.splits.get(key, 0) + 1
+        digest = sha256(repr(members).encode()).hexdigest()
+        name = f"{parent.group_name}/split-{digest[:16]}-{count}"
+        made = parent.subgroup(members, name, timeout)
+        assert made is not None
+        self.groups[name] = made
+        return made
 
     def release(self) -> None:
         """Leave the job's store at the end of the job. If the store is the user's, leave the

@@ -38,7 +38,7 @@ from cydist.launch.remote import GREETING
 from cydist.launch.supervisor import FINAL_WAIT_SECONDS
 from cydist.net.secret import new_secret
 from cydist.stores.membership_store import printable
-from cydist.waiting import LONGEST_WAIT, LoopGuard, WaitNotices, duration
+from cydist.waiting import LONGEST_TIMEOUT, LONGEST_WAIT, LoopGuard, WaitNotices, duration
 
 _QUESTIONS = 3  # of ssh to a silent host, before it takes it for lost
 # Variables that travel to other hosts: those whose names begin so.
@@ -167,7 +167,9 @@ def ssh_command() -> tuple[str, ...]:
     """
     patience = patience_with_hosts()
     # ssh asks after each interval in which nothing comes, and gives up at the end of the last one.
-    interval = 0 if math.isinf(patience) else math.ceil(patience / (_QUESTIONS + 1))
+    interval = 0
+    if not math.isinf(patience):
+        interval = math.ceil(min(patience, LONGEST_TIMEOUT) / (_QUESTIONS + 1))
     return (
         "ssh", "-T", "-oBatchMode=yes", "-oConnectTimeout=30",
         f"-oServerAliveInterval={interval}", f"-oServerAliveCountMax={_QUESTIONS}",

@@ -40,7 +40,7 @@ cdef int move(Array dense, Array array, size_t start, bint packing) except -1:
         raise ValueError(f"cannot move elements between {array} and {dense}")
     if start > array.size or dense.size > array.size - start:
         raise ValueError(
-            f"elements {start} to {start + dense.size} are not in an array of size {array.size}"
+            f"no range of size {dense.size} from {start} on in an array of size {array.size}"
         )
     cdef int64_t *shape = <int64_t *>malloc((array.ndim + 1) * sizeof(int64_t))
     if shape == NULL:

@@ -1,4 +1,5 @@
-"""Whether a group takes calls: one record, which Python writes and both paths read."""
+"""Whether a group takes calls: written by Python, read by the general path and by nccl's fast path.
+"""
 from posix.unistd cimport getpid
 
 

@@ -88,7 +88,7 @@ cdef inline bint profiling() noexcept:
 
 
 def is_profiling() -> bool:
-    """Return whether torch.profiler or another profiler of torch's runs. From the first call after
+    """Return whether torch.profiler or another torch profiler runs. From the first call after
     the import of torch on, the fast path sees it too."""
     global profiler_module, profiler_names
     if profiler_names == NULL and (module := sys.modules.get("torch.autograd.profiler")):

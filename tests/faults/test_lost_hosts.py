@@ -185,8 +185,8 @@ def test_a_process_that_begins_to_look_late(job: Job, doing: str) -> None:
     job.there.black_hole()
     assert ends[1].is_silent(0.7 * timeout)
     ends[1].tell("go on")
-    # This time is the claim, too. A process that counts from its first look on, and not from what
-    # the kernel has asked in vain before, takes 0.7 + 0.87 of the timeout.
+    # The docs promise the timeout; 0.2 of it more is for a busy machine. A process that counts from
+    # its first look on, and not from what the kernel has asked in vain before, takes 1.57 of it.
     assert float(ends[1].line(LIMIT)) - lost_at <= 1.2 * timeout
 
 

@@ -88,6 +88,22 @@ def test_groups_reduce_along_their_dimension() -> None:
     assert run_threads(body, 6) == expected
 
 
+def test_flattened_parts_have_their_own_names() -> None:
+    """A name is one part's; a flattened part may get a second name."""
+
+    def body(rank: int) -> None:
+        mesh = dist.init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("a", "b", "c"))
+        flat = mesh["a", "b"]._flatten("x")
+        assert mesh["a", "b"]._flatten("x") is flat
+        with pytest.raises(ValueError, match="another part 'x'"):
+            mesh["b", "c"]._flatten("x")
+        again = flat._flatten("y")
+        assert again == dist.DeviceMesh("cpu", range(4), mesh_dim_names=("y",))
+        assert sum_of_ranks(again.get_group()) == 6
+
+    run_threads(body, 4)
+
+
 def test_one_dimension_of_all_ranks_is_the_default_group() -> None:
     """No group is made."""
 
@@ -146,10 +162,17 @@ def test_a_dimension_has_the_backend_that_it_is_given() -> None:
             backend_override={"a": "tcp", 1: ("tcp", None)},
         )
         assert [dist.get_backend(group) for group in mesh.get_all_groups()] == ["tcp", "tcp"]
-        for wrong in ({"c": "tcp"}, {2: "tcp"}, {"a": "tcp", 0: "tcp"}):
-            with pytest.raises(ValueError, match="backend_override"):
-                dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"),
-                                      backend_override=wrong)  # fmt: skip
+        before = dist.get_pg_count()
+        unknown = {"b": "no such backend"}
+        for wrong in (
+            {"c": "tcp"}, {2: "tcp"}, {"a": "tcp", 0: "tcp"}, {"a": ("tcp",)}, {"a": None}, unknown
+        ):  # fmt: skip
+            words = "no backend is called" if wrong is unknown else "backend_override"
+            with pytest.raises(ValueError, match=words):
+                dist.init_device_mesh(
+                    "cpu", (2, 1), mesh_dim_names=("a", "b"), backend_override=wrong
+                )
+        assert dist.get_pg_count() == before
 
     run_threads(body, 2)
 
@@ -221,6 +244,8 @@ def test_wrong_slices_are_refused() -> None:
                 call(2)
         with pytest.raises(ValueError, match="has a dimension 'a' already"):
             mesh["a", "b"]._flatten("a")
+        with pytest.raises(ValueError, match="not in the group"):
+            dist.DeviceMesh.from_group(dist.GroupMember.NON_GROUP_MEMBER, "cpu")
 
     run_threads(body, 2)
 

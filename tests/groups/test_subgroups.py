@@ -31,7 +31,7 @@ def test_neighbours_are_a_group(size: int, sums: list[int]) -> None:
 
 
 def test_neighbours_of_a_group() -> None:
-    """A group may be divided, too; the other ranks call with it."""
+    """A group of all ranks may be divided, in its own order."""
 
     def body(rank: int) -> int:
         odd_first = dist.new_group([3, 1, 2, 0], sort_ranks=False)
@@ -102,6 +102,64 @@ def test_a_size_that_does_not_divide_is_refused() -> None:
                 dist.new_subgroups(size)
 
     run_threads(body, 3)
+
+
+def test_a_group_of_some_ranks_is_not_divided_by_all() -> None:
+    """On no rank, so that their later groups meet."""
+
+    def body(rank: int) -> int:
+        some = dist.new_group([0, 1])
+        with pytest.raises(ValueError, match=r"all ranks of the world|not in the group"):
+            dist.new_subgroups(1, some)
+        return sum_of_ranks(dist.new_group())
+
+    assert run_threads(body, 3) == [3, 3, 3]
+
+
+def test_a_group_from_before_a_shrink_is_split() -> None:
+    """By its own ranks, whatever the numbers of the world are now."""
+
+    def body(rank: int) -> list[int]:
+        if rank == 0:
+            return []
+        old = dist.new_group([1, 2, 3], use_local_synchronization=True)
+        dist.shrink_group([0])
+        part = dist.split_group(old, [[0, 2], [1]])
+        assert part is not None
+        x = np.array([rank])
+        dist.all_reduce(x, group=part)
+        return [int(x[0]), part.size()]
+
+    assert run_threads(body, 4) == [[], [4, 2], [2, 1], [4, 2]]
+
+
+def test_a_part_has_the_parents_timeout() -> None:
+    """Unless it is given another; and its description."""
+
+    def body(rank: int) -> None:
+        pair = dist.new_group(timeout=7)
+        first = dist.split_group(pair, [[0, 1]])
+        second = dist.split_group(pair, [[0, 1]], timeout=9, group_desc="again")
+        assert first is not None
+        assert second is not None
+        assert (first.timeout, second.timeout) == (7, 9)
+        assert second.group_desc == "again"
+        assert first.group_name != second.group_name
+        assert (sum_of_ranks(first), sum_of_ranks(second)) == (1, 1)
+
+    run_threads(body, 2)
+
+
+def test_a_backend_that_asks_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names what to call."""
+
+    def body(rank: int) -> None:
+        dist.group.WORLD.splits_without_peers = False  # type: ignore[union-attr]
+        with pytest.raises(dist.UnsupportedError, match="new_subgroups_by_enumeration"):
+            dist.split_group(None, [[0, 1]])
+        dist.barrier()
+
+    run_threads(body, 2)
 
 
 def test_the_members_of_a_group_split_it() -> None:

@@ -379,7 +379,9 @@ def test_the_address_of_the_first_host(hosts: list[tuple[bool, str]], address: s
         assert master_address(hosts) == address
 
 
-@pytest.mark.parametrize(("timeout", "interval"), [("15", 5), ("3", 2), ("inf", 0)])
+@pytest.mark.parametrize(
+    ("timeout", "interval"), [("15", 5), ("3", 2), ("1e12", 250_000_000), ("inf", 0)]
+)
 def test_ssh_gives_a_host_up_with_the_launchers(
     monkeypatch: pytest.MonkeyPatch, timeout: str, interval: int
 ) -> None:

@@ -281,6 +281,9 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("algorithm", "cydist/tuning/table.py"): lambda name: any(
         rule.name == name for rule in (*table.TABLE, *table.DETERMINISTIC_TABLE)
     ),
+    ("algorithm", "tests/algorithms/test_selection.py"): lambda name: has(
+        "tests/algorithms/test_selection.py", rf'"{name}":?'
+    ),
     ("algorithm", "docs/algorithms.md"): lambda name: (
         rows(name) != set()
         and rows(name) == {each for each, known in table.NEEDS if known == name}

@@ -146,7 +146,7 @@ def test_a_rank_asked_for_twice_is_an_error(way: Way, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [file, multicast4])
 def test_missing_processes_are_counted(way: Way, tmp_path: Path) -> None:
     """Where ranks are given out, the error says how many processes came."""
-    for outcome in refusals(meet(way(tmp_path), [-1, -1], size=3, timeout=0.5)):
+    for outcome in refusals(meet(way(tmp_path), [-1, -1], size=3, timeout=1.5)):
         assert "2 of 3 processes" in str(outcome)
 
 

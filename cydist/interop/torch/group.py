@@ -63,8 +63,8 @@ class Group(dist.ProcessGroup):
 
     @property
     def host(self) -> ProcessGroup:
-        """Return the cydist group that does the work. It is not the default group, and is
-        independent of a program's own cydist.init_process_group."""
+        """Return the cydist group that does the work. It is not the default group. A program's own
+        cydist.init_process_group shares links with it only with torch=True."""
         if not self._settled:
             self._drop_other_backends()
         return self._host

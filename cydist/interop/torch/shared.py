@@ -21,7 +21,7 @@ PREFIX = "torch"  # of the keys of torch's store, and the name of the group
 
 
 class TorchStore(dist.Store):
-    """A store of cydist's with torch's interface. Its values are bytes.
+    """A cydist store with torch's interface. Its values are bytes.
 
     Methods without a docstring do what torch's methods of that name do.
     """
