@@ -97,7 +97,11 @@ ISA = Variable(
 FAILPOINT = Variable(
     ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"
 )
-RUN_ID = Variable(("CYDIST_RUN_ID",), "", "the job's name, set by cydistrun")
+RUN_ID = Variable(
+    ("CYDIST_RUN_ID",),
+    "",
+    "the job's name, set by cydistrun: random on one host, else `--rdzv-id` or none",
+)
 RESTART_COUNT = Variable(
     ("CYDIST_RESTART_COUNT",), "0", "how often cydistrun has restarted the job's ranks"
 )

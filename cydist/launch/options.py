@@ -448,6 +448,10 @@ def local_world_size(text: str) -> int:
         raise ValueError(f"--nproc-per-node {text!r} is not a number, cpu, gpu or auto") from None
     if size < 1:
         raise ValueError(f"--nproc-per-node must be at least 1, got {size}")
+    with open("/proc/sys/kernel/pid_max") as file:
+        most = int(file.read())
+    if size > most:  # before anything is made for each of them
+        raise ValueError(f"--nproc-per-node {size}: this host can have {most} processes")
     return size
 
 

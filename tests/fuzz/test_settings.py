@@ -162,6 +162,7 @@ lines = st.lists(flags | texts | st.builds("{}={}".format, flags, texts), max_si
 
 
 @given(lines.map(lambda line: [*line, __file__]))
+@example(["--nproc-per-node", "9" * 30, "--redirects", "1", __file__])
 def test_command_lines(line: list[str]) -> None:
     """Any command line is understood or refused in a sentence with exit code 2."""
     try:
