@@ -78,7 +78,7 @@ BYTES = np.zeros(6, "u1")
 )
 def test_no_part_of_that_kind(dense: Array, start: int) -> None:
     """ValueError, and nothing is copied."""
-    with pytest.raises(ValueError, match="elements"):
+    with pytest.raises(ValueError, match=r"cannot move elements|no range of size"):
         pack_part(dense, asarray(BYTES), start)
 
 
