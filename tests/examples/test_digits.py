@@ -108,7 +108,7 @@ def test_starts_itself(tmp_path: Path) -> None:
         [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert "numpy, 3 ranks, backend 'tcp'" in result.stdout
+    assert "numpy, world size 3, backend 'tcp'" in result.stdout
     digests = [line.split()[-1] for line in result.stdout.splitlines() if "    rank " in line]
     assert len(digests) == 3
     assert len(set(digests)) == 1
