@@ -378,13 +378,9 @@ def new_group(
                 "new_group: backend 'mpi' has no use_local_synchronization: let every rank of the "
                 "world call new_group without it, or use backend 'tcp'"
             )
-        from hashlib import sha256
-
         if world.rank not in members:
             return GroupMember.NON_GROUP_MEMBER
-        count = world.made_locally[members] = world.made_locally.get(members, 0) + 1
-        digest = sha256(repr(members).encode()).hexdigest()
-        name = f"{world.prefix}local-{digest[:16]}-{count}"
+        name = world.members_name(f"{world.prefix}local", members)
     else:
         world.made += 1
         name = f"{world.prefix}{world.made}"

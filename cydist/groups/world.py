@@ -75,8 +75,7 @@ class World:
         # others did.
         self.conflicting: list[ProcessGroup] = []
         self.made = 0  # calls of new_group, members or not: the same on every rank
-        self.made_locally: dict[tuple[int, ...], int] = {}
-        self.splits: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.named: dict[tuple[str, tuple[int, ...]], int] = {}  # calls of members_name
         self.prefix = ""  # in the names of groups: tells worlds before and after a shrink apart
         self.allow_pickle = True
         self.ends_with: list[Callable[[], None]] = []  # called before the groups are destroyed
@@ -101,16 +100,20 @@ class World:
 
     def split(self, parent: ProcessGroup, members: Sequence[int], timeout: float) -> ProcessGroup:
         """Make a group of these group ranks of `parent`, this one among them. Asks no rank."""
-        from hashlib import sha256  # as long to import as half of the rest
-
-        key = parent.group_name, tuple(members)
-        count = self.splits[key] = self.splits.get(key, 0) + 1
-        digest = sha256(repr(members).encode()).hexdigest()
-        name = f"{parent.group_name}/split-{digest[:16]}-{count}"
+        name = self.members_name(f"{parent.group_name}/split", members)
         made = parent.subgroup(members, name, timeout)
         assert made is not None
         self.groups[name] = made
         return made
+
+    def members_name(self, prefix: str, members: Sequence[int]) -> str:
+        """Return a new name for a group of these members. Each gets the same one, and asks no rank:
+        they make such groups in the same order."""
+        from hashlib import sha256  # slow to import and rarely needed
+
+        key = prefix, tuple(members)
+        count = self.named[key] = self.named.get(key, 0) + 1
+        return f"{prefix}-{sha256(repr(key[1]).encode()).hexdigest()[:16]}-{count}"
 
     def release(self) -> None:
         """Leave the job's store at the end of the job. If the store is the user's, leave the
@@ -259,7 +262,6 @@ class World:
             # Ranks may have made different numbers of groups when one of them died.
             self.prefix = f"{new.group_name}/"
             self.made = 0
-            self.made_locally.clear()
         else:
             self.groups.pop(old.group_name, None)
             self.groups[new.group_name] = new

@@ -1,4 +1,4 @@
-"""Worlds of forked ranks that train in one of torch's ways, in which one rank misbehaves.
+"""Worlds of forked ranks that train as torch offers it, in which one rank misbehaves.
 
     python torch_failing_peer.py < trials > outcomes
 

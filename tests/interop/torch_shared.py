@@ -36,13 +36,14 @@ def use() -> None:
     rank, size = cydist.get_rank(), cydist.get_world_size()
     assert (torch_dist.get_rank(), torch_dist.get_world_size()) == (rank, size)
     assert torch_dist.get_backend() == "cydist"
+    assert torch_dist.group.WORLD.host.group_name == "torch"  # as a profile shows it
     net = DistributedDataParallel(torch.nn.Linear(4, 2))
     optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
     net(torch.full((3, 4), float(rank))).sum().backward()
     optimizer.step()
     weights = net.module.weight.detach()
     mine = weights.clone()
-    cydist.broadcast(weights, 0)  # by cydist's own group, between calls of torch's
+    cydist.broadcast(weights, 0)  # by cydist's own group, between torch's calls
     assert torch.equal(mine, weights)
     assert len(list(DistributedSampler(range(10 * size)))) == 10
     x = torch.tensor([float(rank)], requires_grad=True)

@@ -139,6 +139,14 @@ def test_a_listener_on_master_port_does_not_stop_the_job(launcher: Launcher, giv
             other.accept()
 
 
+def test_cydists_names_of_rank_0s_address_are_removed(launcher: Launcher) -> None:
+    """They would lead the ranks elsewhere than to their launcher."""
+    script = launcher.script("print([name for name in os.environ if 'CYDIST_MASTER' in name])")
+    given = {"CYDIST_MASTER_ADDR": "192.0.2.9", "CYDIST_MASTER_PORT": "1"}
+    out, _ = launcher.start("-n", "1", script, env=given).communicate(timeout=60)
+    assert out.splitlines() == [b"[0] []"]
+
+
 def test_secret_is_not_in_sight(launcher: Launcher) -> None:
     """All workers read one secret from a descriptor; no environment or command line holds it."""
     script = launcher.script(

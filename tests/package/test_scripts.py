@@ -15,7 +15,7 @@ DEADLINE = 20.0
 
 
 class Tree:
-    """A folder with a script of ours, and stand-ins for what the script calls."""
+    """A folder with one of cydist's scripts, and stand-ins for what the script calls."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

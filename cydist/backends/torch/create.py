@@ -115,6 +115,14 @@ class TorchStore(dist.Store):
 
     getNumKeys = num_keys
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._store.set_timeout(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """Return how long `get` and `wait` wait by default."""
+        return self._store.timeout
+
     def append(self, key: str, value: bytes) -> None:
         self._store.append(key, value)
 

@@ -5,64 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
+from cydist.backends.torch.create import TorchStore
 from cydist.groups.world import DEFAULT_GROUP, World
 from cydist.interop.torch.bootstrap import NAME, SharedHost, register
 from cydist.stores import PrefixStore
-from cydist.stores.store import Store
 
-PREFIX = "torch"  # of the keys of torch's store, and the name of the group
-
-
-class TorchStore(dist.Store):
-    """A cydist store with torch's interface. Its values are bytes.
-
-    Methods without a docstring do what torch's methods of that name do.
-    """
-
-    def __init__(self, store: Store) -> None:
-        super().__init__()
-        self._store = store
-
-    def set(self, key: str, value: Any) -> None:
-        self._store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        return self._store.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        return self._store.add(key, amount)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._store.check(keys)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._store.wait(keys, timeout)
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        return self._store.compare_set(key, expected, desired)
-
-    def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(key)
-
-    def num_keys(self) -> int:
-        return self._store.num_keys()
-
-    deleteKey, getNumKeys, compareSet = delete_key, num_keys, compare_set
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._store.set_timeout(timeout)
-
-    @property
-    def timeout(self) -> timedelta:
-        """Return how long `get` and `wait` wait by default."""
-        return self._store.timeout
+PREFIX = "torch"  # of the keys in the store for torch, and the name of the group
 
 
 def check_sharing(backend: str) -> None:

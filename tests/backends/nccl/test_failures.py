@@ -175,7 +175,7 @@ def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
         group: Any = dist.new_group()
         group.timeout = 0.3
         arrays = [gpus.array(np.zeros(3)) for _ in range(2)]
-        with group.failures.watch._lock:  # nobody looks before both are under way
+        with group.failures.watch._lock:  # the watchdog waits until both are under way
             works = [] if rank else [dist.irecv(x, 1, group) for x in arrays]
         until(lambda: polled(group))
         found = []
