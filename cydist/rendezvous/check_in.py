@@ -25,7 +25,7 @@ from cydist.errors import (
 )
 from cydist.rendezvous import launcher_env
 from cydist.stores import MembershipStore, PrefixStore
-from cydist.stores.membership_store import printable, served_by
+from cydist.stores.membership_store import others_can_write, printable, served_by
 
 # Rank 0 writes one of these: all ranks are here, followed by the world size and the random name of
 # the check-in; ranks are missing; or the ranks do not fit together, followed by why.
@@ -39,7 +39,7 @@ MOST_LOOKING = 16  # most ranks that ask one late rank; further ranks wait with 
 
 
 class StaleCheckIn(Exception):
-    """The store still belongs to another meeting, which rank 0 has not left."""
+    """The store still belongs to another meeting, which rank 0 has not left; why, if it is known."""
 
 
 def check_in(
@@ -70,19 +70,22 @@ def check_in(
     namespace = PrefixStore(f"cydist/{group_name}", store)
     with served_by(holder, "rendezvous"):
         number = namespace.add(f"arrivals/{rank}", 1)
+    me = f"process {os.getpid()} on {socket.gethostname()}"
+    last = number - 1 if holder is None else 1  # a store that a rank holds is for one meeting
+    before = _came_before(namespace, last, rank, me) if number > 1 else ""
     if holder is not None and number > 1:
-        raise StaleCheckIn
+        raise StaleCheckIn(before)
     ranks_store = MembershipStore(f"{number}", namespace, range(world_size), holder=holder)
     ranks_store.join(rank)
     ranks_store.sign(f"check-in {number} {group_name}", rank, job=launcher_env.job_id())
     with ranks_store.report_error(rank, late=True):
         failpoint("rendezvous")
-        word = os.urandom(8).hex() if ranks_store.signs else ""
+        word = f"{os.urandom(8).hex() if ranks_store.signs else ''} {me}"
         ranks_store.set(f"here/{rank}", f"{word}\n{backend}")
         if rank == 0:
             _await_all(ranks_store, world_size, deadline, number)
         else:
-            _await_verdict(ranks_store, rank, world_size, deadline, number)
+            _await_verdict(ranks_store, rank, world_size, deadline, number, before)
             if ranks_store.signs:
                 _check_fresh(ranks_store, rank, word, deadline)
     return ranks_store, rank, world_size
@@ -99,7 +102,42 @@ def _find_the_same(store: Any, rank: int, holder: int, what: str, deadline: floa
     except StoreTimeoutError as error:
         raise _unresponsive(error, holder) from error
     if served != what.encode():
-        raise StaleCheckIn
+        theirs, ours = served.decode(errors="replace").split(" ")[0], what.split(" ")[0]
+        raise StaleCheckIn(
+            f"rank {holder} was told a world_size of {printable(theirs.encode())}, and rank {rank} "
+            f"one of {ours}"
+            if theirs != ours
+            else ""
+        )
+
+
+def _came_before(namespace: PrefixStore, number: int, rank: int, me: str) -> str:
+    """Return which other process has this rank in meeting `number`; "" if none is known.
+
+    If that meeting is not complete, its ranks are told that the rank came twice. Where others can
+    write, whatever stands there says nothing.
+    """
+    if others_can_write(namespace):
+        return ""
+    earlier = PrefixStore(f"{number}", namespace)
+    with served_by(None, "rendezvous"):
+        if not earlier.check([f"here/{rank}"]):
+            return ""
+        words = printable(earlier.get(f"here/{rank}")).partition("\n")[0]
+        other = words.partition(" ")[2]
+        if not other or other == me:
+            return ""
+        if not earlier.check(["job"]):
+            earlier.set("twice", f"Rank {rank} was started twice, as {other} and as {me}")
+    return f"{other} has rank {rank}"
+
+
+def _twice(ranks_store: MembershipStore) -> str:
+    """Return which rank two processes have, if one was noticed."""
+    below = PrefixStore(ranks_store.prefix, ranks_store.underlying_store)
+    if ranks_store.signs or not below.check(["twice"]):
+        return ""
+    return f". {printable(below.get('twice'))}: give each process its own rank"
 
 
 def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, number: int) -> None:
@@ -123,7 +161,7 @@ def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, n
         missing = ranks_store.missing("here", range(world_size))
         if not missing:
             raise
-        failed = _failed(ranks_store, missing, world_size, number)
+        failed = _failed(ranks_store, missing, world_size, number, "")
         raise RendezvousError(f"{failed}{_refused(ranks_store)}", ranks=missing) from error
     _apply_verdict(_verdict(ranks_store), world_size, number)
     words, _, asked = zip(*(text.partition(b"\n") for text in here), strict=True)
@@ -166,7 +204,7 @@ def _notice(ranks_store: MembershipStore, world_size: int, seconds: float) -> st
         f"cydist: rank 0 on {socket.gethostname()} has waited {seconds:.0f} s for "
         f"{listed('rank', missing)}: {here} of {world_size} ranks "
         f"{'is' if here == 1 else 'are'} here"
-        f"{_refused(ranks_store)}"
+        f"{_refused(ranks_store)}{_twice(ranks_store)}"
     )
 
 
@@ -182,6 +220,7 @@ def _await_verdict(
     world_size: int,
     deadline: float,
     number: int,
+    before: str,
 ) -> None:
     """On other ranks: wait for rank 0's verdict, a moment longer than rank 0 waits for the
     ranks."""
@@ -197,7 +236,7 @@ def _await_verdict(
         if isinstance(error, DistStoreError) and not error.answered:
             raise _unresponsive(error, ranks_store.holder) from error
         missing = ranks_store.missing("here", range(world_size))
-        raise _failed(ranks_store, missing, world_size, number) from error
+        raise _failed(ranks_store, missing, world_size, number, before) from error
     _apply_verdict(verdict, world_size, number)
     size, _, name = verdict.removeprefix(_COMPLETE).decode().partition(" ")
     if int(size) != world_size:
@@ -210,11 +249,16 @@ def _await_verdict(
 
 
 def _failed(
-    ranks_store: PrefixStore, missing: tuple[int, ...], world_size: int, number: int
+    ranks_store: MembershipStore,
+    missing: tuple[int, ...],
+    world_size: int,
+    number: int,
+    before: str,
 ) -> RendezvousError:
     """Make all ranks give up, because this rank's time is up."""
-    ranks_store.set("job", _FAILED + ",".join(map(str, missing)).encode())
-    return _missing_error(missing, world_size, number)
+    twice = _twice(ranks_store)
+    ranks_store.set("job", _FAILED + f"{','.join(map(str, missing))}\n{twice}".encode())
+    return _missing_error(missing, world_size, number, twice, before)
 
 
 def _verdict(ranks_store: PrefixStore) -> bytes:
@@ -225,9 +269,10 @@ def _verdict(ranks_store: PrefixStore) -> bytes:
 def _apply_verdict(verdict: bytes, world_size: int, number: int) -> None:
     """Raise RendezvousError if rank 0's verdict is that the check-in failed."""
     if verdict[:1] == _FAILED:
-        told = set(verdict[1:].split(b","))
+        numbers, _, twice = verdict[1:].partition(b"\n")
+        told = set(numbers.split(b","))
         missing = tuple(rank for rank in range(world_size) if b"%d" % rank in told)
-        raise _missing_error(missing, world_size, number)
+        raise _missing_error(missing, world_size, number, printable(twice))
     if verdict[:1] == _DIFFER:
         raise RendezvousError(printable(verdict[1:]))
 
@@ -305,16 +350,26 @@ def _unresponsive(error: DistStoreError, holder: int | None) -> RendezvousError:
     return RendezvousError(f"rendezvous: the store{whose} does not answer: {error}", ranks=ranks)
 
 
-def _missing_error(missing: tuple[int, ...], world_size: int, number: int) -> RendezvousError:
+def _missing_error(
+    missing: tuple[int, ...], world_size: int, number: int, twice: str, before: str = ""
+) -> RendezvousError:
+    """Return the error that lists the missing ranks.
+
+    Args:
+        twice: What is said of a rank that came twice to this meeting.
+        before: Who has this rank in the meeting before.
+    """
     doubt = (
-        f". This is meeting number {number} in this store: if it is the first of this job, two "
-        "processes have the same rank, or the store is left from an earlier job"
+        f". This is meeting number {number} in this store"
+        + (f", and in the one before {before}" if before else "")
+        + ": if it is the first of this job, two processes have the same rank, or the store is "
+        "left from an earlier job"
         if number > 1
         else ""
     )
     what = f"missing: {listed('rank', missing)}" if missing else "rank 0 has not opened the meeting"
     return RendezvousError(
         f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
-        f"{what}{doubt}",
+        f"{what}{doubt}{twice}",
         ranks=missing,
     )

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import config
@@ -160,7 +161,7 @@ def _check_in_by(
 ) -> tuple[MembershipStore, int, int]:
     """Reach the store through `handler` and meet there. Retry while the store belongs to another
     meeting, which rank 0 has not left."""
-    pause = _FIRST_PAUSE
+    pause, notices = _FIRST_PAUSE, WaitNotices()
     while True:
         store, here, size = handler(call)
         holder = None if _gives_out_ranks(call) else 0
@@ -171,18 +172,34 @@ def _check_in_by(
                     store, here, size, deadline=call.deadline, group_name=call.group_name,
                     holder=holder, backend=backend,
                 )  # fmt: skip
-        except StaleCheckIn:
-            _retry(call, here, pause)
+        except StaleCheckIn as stale:
+            notices.say_if_due(partial(_stale_notice, here, str(stale)))
+            _retry(call, here, pause, str(stale))
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _retry(call: _InitArguments, rank: int, pause: float) -> None:
-    """Wait for rank 0 to leave another meeting that it still serves."""
+def _stale_notice(rank: int, why: str, seconds: float) -> str:
+    """Return what a rank says while rank 0 serves another meeting."""
+    who = f"cydist: rank {rank} on {socket.gethostname()} (process {os.getpid()})"
+    doubt = f": {why}. Unless that is an earlier start, correct it" if why else ""
+    return f"{who} has waited {seconds:.0f} s for rank 0 to leave another meeting{doubt}"
+
+
+def _retry(call: _InitArguments, rank: int, pause: float, why: str = "") -> None:
+    """Wait for rank 0 to leave another meeting that it still serves.
+
+    Args:
+        why: Why that is not this rank's meeting, if it is known.
+    """
     if not call.remaining:
         raise RendezvousError(
-            f"rendezvous: timeout: rank 0 still serves a meeting that rank {rank} has been in, or "
-            "one of another world_size or group_name: rank 0 has not left that job, the ranks "
-            "were told differently, or two processes have the same rank",
+            f"rendezvous: timeout: rank 0 still serves another meeting: {why}. Rank 0 has not left "
+            "an earlier start, or the ranks of this one were started with wrong numbers: give each "
+            "process its own rank (RANK), and all the same world_size (WORLD_SIZE)"
+            if why
+            else f"rendezvous: timeout: rank 0 still serves a meeting that rank {rank} has been "
+            "in, or one of another group_name: rank 0 has not left that job, the ranks were told "
+            "differently, or two processes have the same rank",
             ranks=(0,),
         )
     time.sleep(min(pause, call.remaining))
@@ -623,10 +640,28 @@ def _assigned_rank(
     table.join(place)
     table.sign(f"seats {call.group_name} {number}", place, where, launcher_env.job_id())
     table.set_timeout(call.remaining)
+    sizes = MembershipStore("sizes", namespace, range(size))
+    sizes.sign(f"sizes {call.group_name}", place, where, launcher_env.job_id())
+
+    def compare_sizes() -> None:
+        """Raise RendezvousError if a process was told another world size: it may wait for more."""
+        first = sizes.compare_set("first", b"", str(size)).decode()
+        if first != str(size):
+            sizes.set("other", str(size))
+        elif sizes.check(["other"]):
+            first = sizes.get("other").decode()
+        if first != str(size):
+            both = sorted({int(first), size})
+            raise RendezvousError(
+                f"the processes were given different world sizes: {both}. Give all the same, or "
+                f"end processes of an earlier start that still use {where}"
+            )
+
     # The random word shows this process that the list is of this start.
     own = f"{-1 if rank is None else rank} {size} {os.urandom(8).hex()}"
     try:
-        told = table.digest("wanted", place, range(size), own, b"\n".join).decode().split("\n")
+        compare_sizes()
+        answer = table.digest("wanted", place, range(size), own, b"\n".join, compare_sizes)
     except PeerFailedError as error:
         raise RendezvousError(str(error)) from None  # this process had no rank yet
     except StoreTimeoutError as error:
@@ -638,9 +673,11 @@ def _assigned_rank(
         names = f", missing: {listed('rank', missing)}" if missing else ""
         raise RendezvousError(
             f"rendezvous: timeout with {len(here)} of {size} processes here{names}. If all were "
-            "started, the file may be left from an earlier job: remove it",
+            f"started, processes of an earlier job may still use {where}: end them, or give "
+            "another",
             ranks=missing,
         ) from error
+    told = answer.decode().split("\n")
     asked = [_wanted(word) for word in told]
     sizes = {their_size for _, their_size in asked}
     if sizes != {size}:

@@ -30,6 +30,7 @@ HOPS = 8
 # magic, job and group, name, address and port of the store, MAC
 _ANNOUNCEMENT = struct.Struct("<8s16s16s16sH32s")
 _MAGIC = b"cydistm\x02"
+_SIZES = "sizes/"  # before the world size of a process, in a key of its store
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 
 
@@ -40,12 +41,12 @@ def find_store(group: str, port: int, size: int, group_name: str, deadline: floa
         group_name: Separates jobs that use one address.
 
     Raises RendezvousError at the deadline (on time.monotonic()), with the number of processes
-    found.
+    found, or as soon as it meets a process with another `size`.
     """
-    with _MulticastGroup(group, port, group_name) as members:
+    with _MulticastGroup(group, port, group_name, size) as members:
         while True:
             store = members.join_leading_store(deadline)
-            if members.is_complete(store, size):
+            if members.is_complete(store):
                 return store
             if time.monotonic() >= deadline:
                 raise RendezvousError(
@@ -64,9 +65,10 @@ class _MulticastGroup:
         refusal: Why a store that was announced did not admit this process, for messages; else "".
     """
 
-    def __init__(self, group: str, port: int, group_name: str) -> None:
+    def __init__(self, group: str, port: int, group_name: str, size: int) -> None:
         self.name = os.urandom(16)
         self.here = 1
+        self._size = size
         self._to = (group, port)
         self._job = launcher_env.job_id()
         self._key = auth.job_key(auth.secret(), self._job, b"multicast")
@@ -84,7 +86,7 @@ class _MulticastGroup:
         )
         self._leader = self.name
         self._store = self._own
-        self._own.set(_member(self.name), "")
+        self._own.multi_set([_member(self.name), f"{_SIZES}{size}"], ["", ""])
 
     def __enter__(self) -> _MulticastGroup:
         return self
@@ -108,12 +110,19 @@ class _MulticastGroup:
             self._join_store(best, deadline)
         return self._store
 
-    def is_complete(self, store: TCPStore, size: int) -> bool:
-        """Return whether `size` processes have joined this store, and its leader has confirmed it
-        as the job's."""
+    def is_complete(self, store: TCPStore) -> bool:
+        """Return whether all processes have joined this store, and its leader has confirmed it as
+        the job's. Raises RendezvousError if they were given different world sizes."""
         try:
-            self.here = sum(key.startswith("multicast/") for key in store.list_keys())
-            if self._leader == self.name and self.here >= size:
+            keys = store.list_keys()
+            sizes = {int(key.removeprefix(_SIZES)) for key in keys if key.startswith(_SIZES)}
+            if len(sizes) > 1:
+                raise RendezvousError(
+                    f"the processes were given different world sizes: {sorted(sizes)}. Give all "
+                    "the same, or give each job a multicast address and port of its own"
+                )
+            self.here = sum(key.startswith("multicast/") for key in keys)
+            if self._leader == self.name and self.here >= self._size:
                 store.set("agreed", "")
             return store.check(["agreed"])
         except DistStoreError:
@@ -127,7 +136,7 @@ class _MulticastGroup:
         limit = max(0.1, min(2.0, deadline - time.monotonic()))
         try:
             store = TCPStore(host, port, None, False, limit, False, job=self._store_job(name))
-            store.set(_member(self.name), "")
+            store.multi_set([_member(self.name), f"{_SIZES}{self._size}"], ["", ""])
         except DistError as error:
             self._dead.add(name)
             if isinstance(error, AuthenticationError):

@@ -150,6 +150,28 @@ def test_missing_processes_are_counted(way: Way, tmp_path: Path) -> None:
         assert "2 of 3 processes" in str(outcome)
 
 
+@pytest.mark.parametrize("way", AUTOMATIC)
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (2, 3, 2)], ids=str)
+def test_different_world_sizes_are_named(way: Way, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    """Where ranks are given out, every process learns the sizes at once, in whatever order they
+    come."""
+    url = way(tmp_path)
+
+    def join(size: int) -> Callable[[], Outcome]:
+        return lambda: handlers.rendezvous(url, world_size=size, timeout=WAIT)
+
+    for outcome in refusals(together(*map(join, sizes))):
+        assert "different world sizes: [2, 3]" in str(outcome)
+
+
+def test_a_file_that_is_in_use_need_not_be_removed(tmp_path: Path) -> None:
+    """The next start empties what a dead job left, so the error speaks of living processes."""
+    url = file(tmp_path)
+    (outcome,) = refusals(meet(url, [-1], size=2, timeout=0.2))
+    assert "remove it" not in str(outcome)
+    assert f"processes of an earlier job may still use {url}" in str(outcome)
+
+
 def test_missing_ranks_are_listed_in_a_file(tmp_path: Path) -> None:
     """Where every rank asked for a rank, those that nobody asked for are listed."""
     for outcome in refusals(meet(file(tmp_path), [3, 0], size=4, timeout=0.3)):
@@ -230,6 +252,60 @@ def test_rank_taken_twice_is_hinted_at(master: TCPStore) -> None:
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     assert len(errors) == 1
     assert "same rank" in str(errors[0])
+
+
+def rank_in_a_process(port: int, rank: int, size: int, timeout: float) -> subprocess.Popen[str]:
+    """A rank as a user starts it by hand; it prints how its start ended."""
+    script = (
+        "from cydist.rendezvous import handlers\n"
+        "try:\n"
+        f"    met = handlers.rendezvous('tcp://{HOST}:{port}', rank={rank}, world_size={size}, "
+        f"timeout={timeout})\n"
+        "    input()\n"
+        "except RuntimeError as error:\n"
+        "    print(error, flush=True)\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("complete", [False, True], ids=["a rank is missing", "all ranks are here"])
+def test_two_processes_with_one_rank_are_named(
+    complete: bool, monkeypatch: pytest.MonkeyPatch, secret: bytes, tmp_path: Path
+) -> None:
+    """The second process names the first; where the start fails for want of another rank, all
+    ranks name both."""
+    (tmp_path / "key").write_text(bytes(secret).hex())
+    (tmp_path / "key").chmod(0o600)
+    monkeypatch.setenv("CYDIST_SECRET_FILE", str(tmp_path / "key"))
+    port, size = free_port(), 2 if complete else 3
+    ranks = [rank_in_a_process(port, rank, size, 5) for rank in range(2)]
+    seen = TCPStore(HOST, port, wait_for_workers=False, timeout=WAIT)
+    seen.wait(["cydist//1/job" if complete else "cydist//1/here/1"])
+    second = rank_in_a_process(port, 1, size, 1)
+    said = second.communicate(timeout=WAIT)[0]
+    first = f"process {ranks[1].pid} on {socket.gethostname()}"
+    assert f"{first} has rank 1" in said
+    for each in ranks:
+        text = each.communicate("\n", timeout=WAIT)[0]
+        assert (f"Rank 1 was started twice, as {first}" in text) is not complete
+        assert (f"process {second.pid}" in text) is not complete
+    seen.close()
+
+
+def test_a_rank_of_another_world_size_says_so() -> None:
+    """It finds rank 0's meeting, which is for another number of ranks, and names both numbers."""
+    url = f"tcp://{HOST}:{free_port()}"
+    zero, one = together(
+        lambda: handlers.rendezvous(url, rank=0, world_size=3, timeout=0.5),
+        lambda: handlers.rendezvous(url, rank=1, world_size=2, timeout=0.3),
+    )
+    assert "missing: ranks 1, 2" in str(zero)
+    assert "rank 0 was told a world_size of 3, and rank 1 one of 2" in str(one)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "env"])
