@@ -39,7 +39,8 @@ MOST_LOOKING = 16  # most ranks that ask one late rank; further ranks wait with 
 
 
 class StaleCheckIn(Exception):
-    """The store still belongs to another meeting, which rank 0 has not left; why, if it is known."""
+    """The store still belongs to another meeting, which rank 0 has not left. Its text says why, if
+    that is known."""
 
 
 def check_in(

@@ -640,16 +640,16 @@ def _assigned_rank(
     table.join(place)
     table.sign(f"seats {call.group_name} {number}", place, where, launcher_env.job_id())
     table.set_timeout(call.remaining)
-    sizes = MembershipStore("sizes", namespace, range(size))
-    sizes.sign(f"sizes {call.group_name}", place, where, launcher_env.job_id())
+    noted = MembershipStore("sizes", namespace, range(size))
+    noted.sign(f"sizes {call.group_name}", place, where, launcher_env.job_id())
 
     def compare_sizes() -> None:
         """Raise RendezvousError if a process was told another world size: it may wait for more."""
-        first = sizes.compare_set("first", b"", str(size)).decode()
+        first = noted.compare_set("first", b"", str(size)).decode()
         if first != str(size):
-            sizes.set("other", str(size))
-        elif sizes.check(["other"]):
-            first = sizes.get("other").decode()
+            noted.set("other", str(size))
+        elif noted.check(["other"]):
+            first = noted.get("other").decode()
         if first != str(size):
             both = sorted({int(first), size})
             raise RendezvousError(

@@ -66,6 +66,7 @@ _LINGER = 1.0  # seconds for which a server whose rank is done still serves the 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _SHORTEST_TRY = 1.0  # seconds that an attempt to connect has, if the deadline is later
 _IDLE_CONNECTIONS = 8
+_MOST_SHOWN = 16  # users that a message lists
 
 _WORKERS = INTERNAL + b"workers"
 _WORKER = INTERNAL + b"worker/%d"
@@ -83,7 +84,8 @@ class TCPStore(Store):
         world_size: Number of users, including the master; None: not fixed.
         is_master: Serve the store from this process.
         timeout: Of the constructor, and the default of later calls.
-        wait_for_workers: The master returns when `world_size` users have joined.
+        wait_for_workers: The master returns when `world_size` users have joined. After 3 s and then
+            every 30 s it prints which processes have.
         multi_tenant: Masters of one process share one server for the same host and port.
         master_listen_fd: A socket bound to `port`, listening or not, on which to serve.
         use_libuv: Accepted and ignored.
@@ -180,18 +182,46 @@ class TCPStore(Store):
     def _join(self, world_size: int | None, wait: bool, deadline: float) -> None:
         """Count this worker; on the master, wait until all workers are counted."""
         (count,) = self._request(StoreRequest(Op.ADD, (_WORKERS,), (b"1",), False, self._timeout))
-        self._request(StoreRequest(Op.SET, (_WORKER % int(count),), (b"",), False, self._timeout))
+        me = f"process {os.getpid()} on {socket.gethostname()}".encode()
+        self._request(StoreRequest(Op.SET, (_WORKER % int(count),), (me,), False, self._timeout))
         if not wait or not world_size:
             return
-        remaining = max(0.0, deadline - time.monotonic())
-        try:
-            self._request(StoreRequest(Op.WAIT, (_WORKER % world_size,), (), True, remaining))
-        except StoreTimeoutError:
-            (count,) = self._request(StoreRequest(Op.GET, (_WORKERS,), (), True, 1.0))
-            raise StoreTimeoutError(
-                f"TCPStore on {self._pool.name}: timeout after {self._timeout:g} s with "
-                f"{int(count)}/{world_size} workers joined"
-            ) from None
+        notices = WaitNotices()
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            pause = min(left, notices.left)
+            try:
+                self._request(StoreRequest(Op.WAIT, (_WORKER % world_size,), (), True, pause))
+                return
+            except StoreTimeoutError as error:
+                if pause == left or not error.answered:
+                    raise StoreTimeoutError(
+                        f"TCPStore on {self._pool.name}: timeout after {self._timeout:g} s: "
+                        f"{self._joined(world_size)}",
+                        answered=error.answered,
+                    ) from None
+            notices.say_if_due(
+                lambda seconds: (
+                    f"{_who()} has waited {seconds:.0f} s for the users of the TCPStore on "
+                    f"{self._pool.name}: {self._joined(world_size)}"
+                )
+            )
+
+    def _joined(self, world_size: int) -> str:
+        """Return who has joined, for messages. Users of a store have no ranks."""
+        (count,) = self._request(StoreRequest(Op.GET, (_WORKERS,), (), True, 1.0))
+        shown = range(1, min(int(count), _MOST_SHOWN) + 1)
+        names: Sequence[bytes] = ()
+        with contextlib.suppress(StoreTimeoutError):  # one died before it wrote its name
+            keys = tuple(_WORKER % each for each in shown)
+            names = self._request(StoreRequest(Op.GET, keys, (), True, 1.0))
+        listed = ", ".join(name.decode(errors="replace") for name in names)
+        more = int(count) - len(shown)
+        return (
+            f"{int(count)} of {counted(world_size, 'user')} have joined ({listed}"
+            f"{f' and {more} more' if more > 0 else ''}), and the store knows no ranks: with "
+            "wait_for_workers=False it does not wait, and init_process_group names missing ranks"
+        )
 
     def _request(self, request: StoreRequest, *, for_will: bool = False) -> Sequence[bytes]:
         request.check_sizes()

@@ -139,9 +139,23 @@ def test_master_waits_for_its_workers() -> None:
 
 
 def test_missing_workers_are_counted() -> None:
-    """When they do not come the error says how many did."""
-    with pytest.raises(StoreTimeoutError, match="1/2 workers"):
-        TCPStore(HOST, 0, 2, True, 0.1)
+    """A master that waits in vain says how many came, which processes, and how ranks are named."""
+    with pytest.raises(StoreTimeoutError, match=r"timeout after 0.3 s: 1 of 3 users") as caught:
+        TCPStore(HOST, 0, 3, True, 0.3)
+    assert f"(process {os.getpid()} on {socket.gethostname()})" in str(caught.value)
+    assert "init_process_group names missing ranks" in str(caught.value)
+
+
+def test_a_waiting_master_says_who_has_joined(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It prints that while it waits, and goes on waiting."""
+    monkeypatch.setattr("cydist.waiting.FIRST_NOTICE", 0.1)
+    with pytest.raises(StoreTimeoutError, match="timeout after 1 s"):
+        TCPStore(HOST, 0, 2, True, 1)
+    said = capfd.readouterr().err
+    assert "for the users of the TCPStore on" in said
+    assert f"1 of 2 users have joined (process {os.getpid()} on {socket.gethostname()})" in said
 
 
 def test_master_need_not_wait() -> None:
