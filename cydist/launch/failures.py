@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterable, Sequence
@@ -73,13 +74,19 @@ def account(first: Worker) -> str:
     return "\n".join(lines) + "\n"
 
 
-def aftermath(first: Worker | None, workers: Sequence[Worker]) -> str:
+def aftermath(first: Worker | None, workers: Sequence[Worker], said: str) -> str:
     """Return what became of the other ranks of this host, in whole lines.
 
     Args:
         first: The rank that failed first; None: it is on another host.
+        said: The account of its failure.
     """
     lines = []
+    if early := [worker.rank for worker in workers if worker.code == 0 and _misses(said, worker)]:
+        lines.append(
+            f"cydistrun: {listed('rank', early)} had ended before it, with exit code 0 and without "
+            "destroy_process_group, and others still needed it"
+        )
     others = [
         f"rank {worker.rank} {pretty_exit(worker.code)}"
         for worker in workers
@@ -90,6 +97,12 @@ def aftermath(first: Worker | None, workers: Sequence[Worker]) -> str:
     if told := [worker.rank for worker in workers if worker.told]:
         lines.append(f"cydistrun: {listed('rank', told)} did not fail and had to end with it")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _misses(said: str, worker: Worker) -> bool:
+    """Return whether the account of a failure says that this rank was lost."""
+    lost = re.search(rf"\brank {worker.rank}\b[^\n]* was lost\b", said)
+    return lost is not None and is_secondary_failure(said)
 
 
 def _more(count: int) -> str:

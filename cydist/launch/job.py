@@ -149,7 +149,8 @@ class Job:
                 break
             if self._first is None:
                 return 0
-            self._print(account(self._first) + aftermath(self._first, self._workers))
+            said = account(self._first)
+            self._print(said + aftermath(self._first, self._workers, said))
             for worker in self._workers:
                 worker.close()
             if number < self.options.max_restarts:
@@ -244,9 +245,10 @@ class Job:
         ours = self._told_of if verdict.node == self.options.node_rank else None
         if ours is not None and ours.rank != verdict.rank:
             ours = None
+        said = verdict.text if ours is None else account(ours)
         if self.options.speaks:
-            self._print(verdict.text if ours is None else account(ours))
-        self._print(aftermath(ours, self._workers))
+            self._print(said)
+        self._print(aftermath(ours, self._workers, said))
         for worker in self._workers:
             worker.close()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from two_process_job import TwoProcessJob
 
 import cydist as dist
 from cydist.backends.host import peer_report
@@ -183,6 +186,34 @@ def test_a_rank_that_does_not_answer_is_given_up() -> None:
             )
 
         assert peer_report.gather(ask, [3, 4]) == {3: peer_report.SILENT, 4: peer_report.SILENT}
+
+
+STOP = """
+dist.barrier()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_stopped_rank_of_this_host(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host cannot be cut off; where its process is known, so is its state."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", transport)
+    with TwoProcessJob(tmp_path, STOP) as job:
+
+        def body() -> str:
+            dist.barrier()
+            os.waitid(os.P_PID, job.process.pid, os.WSTOPPED | os.WNOWAIT)
+            return timeout_of(GIVE_UP["all_reduce"])
+
+        said = job.rank_0(body)
+    if transport == "shm":
+        state = f"its process {job.process.pid} is stopped (SIGSTOP, Ctrl-Z)"
+    else:
+        state = "it is stopped, or in code that holds Python's lock"
+    assert f"is giving no answer: {state}" in said
+    assert "cut off" not in said
 
 
 def test_a_report_is_bounded() -> None:

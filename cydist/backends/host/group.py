@@ -17,12 +17,20 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from cydist import _native
-from cydist._native import ANY_SOURCE, CallRecord
+from cydist._native import ANY_SOURCE, CallRecord, ShmLink
 from cydist.backends.host import traffic
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
-from cydist.backends.host.peer_report import PeerReport, describe_report, gather, is_late, stacks
+from cydist.backends.host.peer_report import (
+    SILENT,
+    PeerReport,
+    describe_report,
+    gather,
+    is_late,
+    silent_here,
+    stacks,
+)
 from cydist.backends.host.traffic import Traffic
 from cydist.backends.host.work import P2PWork, timed_out, wire_tag
 from cydist.errors import (
@@ -306,6 +314,13 @@ class HostGroup(ProcessGroup):
     def _named(self, rank: int) -> str:
         return rank_text(rank, self.ranks, self.host_of(rank))
 
+    def _silence_of(self, rank: int) -> PeerReport:
+        """Return what is known of a group rank that gives no answer."""
+        link, peer = self._endpoint.link, self._peers[rank]
+        if link.rank not in self._endpoint.ranks_beside(peer):
+            return SILENT
+        return silent_here(link.process_of(peer) if isinstance(link, ShmLink) else 0)
+
     def _describe_late(self, awaited: Sequence[int]) -> str:
         """Return lines on what the late ranks are doing. If all of the awaited ones wait in this
         rank's call themselves, also report other late ranks."""
@@ -323,7 +338,11 @@ class HostGroup(ProcessGroup):
         if not any(is_late(report, here) for report in found.values()):
             others = [rank for rank in other_ranks(self) if rank not in asked][:MOST_ASKED]
             found |= gather(asked_of, others)
-        late = {rank: each for rank, each in found.items() if is_late(each, here)}
+        late = {
+            rank: self._silence_of(rank) if each is SILENT else each
+            for rank, each in found.items()
+            if is_late(each, here)
+        }
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(

@@ -126,6 +126,26 @@ BUSY = PeerReport(
 )
 
 
+_STATES = {"T": "is stopped (SIGSTOP, Ctrl-Z): SIGCONT lets it go on", "t": "is in a debugger"}
+
+
+def silent_here(pid: int) -> PeerReport:
+    """Return what is known of a rank on this host that gives no answer.
+
+    Args:
+        pid: Its process, if this process sees it; else 0.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return PeerReport(
+            "giving no answer: it is stopped, or in code that holds Python's lock", ""
+        )
+    how = _STATES.get(state, "is in code that holds Python's lock, or gets no time on a processor")
+    return PeerReport(f"giving no answer: its process {pid} {how}", "")
+
+
 def query(
     addresses: Sequence[SocketAddress], *, secret: bytes, job: str, claim: bytes, deadline: float
 ) -> PeerReport:

@@ -225,5 +225,11 @@ cdef class ShmLink(Link):
             return "it closed its connections and left"
         reason = self.messages.lost(peer)
         if not reason and getpid() == self.memory.pid and has_ended(self.shm, place):
-            return "its process ended without a goodbye: it died"
+            return ("its process ended without a goodbye: it was killed, it failed, or it ended "
+                    "without destroy_process_group")
         return reason
+
+    def process_of(self, int peer):
+        """Return the process of a peer that shares memory with this rank; 0: it does not."""
+        cdef int place = self.shm.place[peer] if 0 <= peer < self.size else -1
+        return self.shm.pids[place] if place >= 0 else 0

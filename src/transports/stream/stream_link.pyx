@@ -356,7 +356,8 @@ cdef class MessageLink(Link):
         if self.net.lost[peer] == LEFT:
             return "it closed its connections and left"
         if self.net.lost[peer] == DIED:
-            return "its connection ended without a goodbye: it died, or was cut off"
+            return ("its connection ended without a goodbye: it was killed, it failed, it ended "
+                    "without destroy_process_group, or it was cut off")
         if self.net.lost[peer] == BABBLED:
             return ("it sent what no rank sends, so its connection was closed: its bytes were "
                     "damaged on the way, or it runs another version of cydist")
