@@ -1,4 +1,4 @@
-"""cydist's exceptions.
+"""cydist's exceptions, and how warnings are issued.
 
 * DistError(RuntimeError)
   + DistTimeoutError          (TimeoutError)      a deadline passed
@@ -28,6 +28,8 @@ known. After such an error the group has failed for good.
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -253,6 +255,18 @@ def from_call_error(
         group=group,
         ranks=tuple(ranks[rank] for rank in about),
     )
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def warn_user(text: str) -> None:
+    """Issue a RuntimeWarning at the line that called cydist, however deep this is. On a thread of
+    cydist's own, which no user's line called, it is at the thread's first line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level + 1)
 
 
 def counted(number: int, noun: str) -> str:

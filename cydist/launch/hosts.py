@@ -649,4 +649,6 @@ def other_launchers(
     except ValueError as error:
         raise RendezvousError(str(error)) from None
     kind = OtherHost if options.node_rank else HostZero
-    return kind(options, say, auth.secret() if secret is None else secret)
+    if secret is None:
+        secret = auth.secret(lambda text: say(f"cydistrun: {text}\n"))
+    return kind(options, say, secret)

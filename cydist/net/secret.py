@@ -17,13 +17,13 @@ import hmac
 import os
 import stat
 import threading
-import warnings
 from typing import TYPE_CHECKING
 
 from cydist import config
-from cydist.errors import AuthenticationError
+from cydist.errors import AuthenticationError, warn_user
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path  # slow to import, and ranks under a launcher need no file
 
 SECRET_BYTES = 32
@@ -50,8 +50,11 @@ def insecure() -> bool:
     return config.INSECURE.is_on()
 
 
-def secret() -> bytes:
+def secret(warn: Callable[[str], object] = warn_user) -> bytes:
     """Return the secret of this process's job, found once. The module's docstring lists the places.
+
+    Args:
+        warn: Told once if authentication is switched off.
 
     Raises AuthenticationError when the place that should hold it cannot be trusted or read.
     """
@@ -60,11 +63,9 @@ def secret() -> bytes:
         if insecure():
             if not _warned:
                 _warned = True
-                warnings.warn(
+                warn(
                     "CYDIST_INSECURE=1: anyone who reaches this job's ports can join it and "
-                    "read or change its data",
-                    RuntimeWarning,
-                    stacklevel=2,
+                    "read or change its data"
                 )
             return _PUBLIC_SECRET
         if _secret is None:

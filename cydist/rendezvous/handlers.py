@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -28,6 +27,7 @@ from cydist.errors import (
     StoreTimeoutError,
     counted,
     listed,
+    warn_user,
 )
 from cydist.net import auth
 from cydist.net.descriptors import make_room
@@ -504,12 +504,10 @@ def _secret_over_mpi(call: _InitArguments, MPI: Any, others: Sequence[int]) -> b
         return None
     secret = auth.new_secret()
     auth.set_secret(secret)
-    warnings.warn(
+    warn_user(
         "the ranks' hosts share no secret, so rank 0 sends one over MPI, and a program that can "
         f"read this network sees it. Set {config.SECRET_FILE.names[0]} to a file of mode 0600 on "
-        "every host, or share the home directory",
-        RuntimeWarning,
-        stacklevel=2,
+        "every host, or share the home directory"
     )
     return secret
 

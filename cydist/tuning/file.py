@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import config
+from cydist.errors import warn_user
 from cydist.net.auth import user_secret_path
 from cydist.stores import Store
 from cydist.tuning import table as tuning_table
@@ -104,11 +104,9 @@ def load() -> str:
         why = error
     else:
         return text
-    warnings.warn(
+    warn_user(
         f"{path} is not used, but the shipped crossovers between algorithms: {why}. Measure anew "
-        f"with `python -m cydist.bench --tune`, or set {config.TUNING.names[0]}=off",
-        RuntimeWarning,
-        stacklevel=2,
+        f"with `python -m cydist.bench --tune`, or set {config.TUNING.names[0]}=off"
     )
     return ""
 

@@ -420,6 +420,21 @@ def test_a_launcher_without_authentication_is_refused(
         assert words in said(each, "has waited")
 
 
+def test_a_job_without_authentication_is_told_in_one_line(
+    launcher: Launcher, start: HostLaunchers
+) -> None:
+    """Each launcher says so in a line of its own, and the ranks' warnings name the program."""
+    script = launcher.script(*SUM, "dist.destroy_process_group()")
+    on = {"CYDIST_INSECURE": "1"}
+    for code, _, err in ends(start(0, script, env=on), start(1, script, env=on)):
+        assert code == 0
+        warned = [line for line in err.splitlines() if "CYDIST_INSECURE=1: anyone" in line]
+        assert warned[0].startswith("cydistrun: CYDIST_INSECURE=1: anyone")
+        assert f"{script}:" in warned[1]
+        assert len(warned) == 2
+        assert "hosts.py" not in err
+
+
 def serve(launchers: hosts.Launchers) -> None:
     """Let a launcher handle what is there."""
     select.select([launchers], [], [], 0.05)

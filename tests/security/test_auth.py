@@ -27,7 +27,7 @@ from cydist.errors import AuthenticationError, DistNetworkError, DistTimeoutErro
 from cydist.launch import __main__ as launch
 from cydist.net import auth
 from cydist.net import secret as secret_module
-from cydist.stores import HashStore, MembershipStore
+from cydist.stores import HashStore, MembershipStore, TCPStore
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6")
 
@@ -644,6 +644,14 @@ def test_set_secret_wins_over_the_users_file() -> None:
     auth.set_secret(OTHER)
     assert auth.secret() == OTHER
     assert not auth.user_secret_path().exists()
+
+
+def test_insecure_is_told_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep in cydist the secret is read, the warning is at the line of the program."""
+    monkeypatch.setenv("CYDIST_INSECURE", "1")
+    with pytest.warns(RuntimeWarning, match="CYDIST_INSECURE") as found:
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).close()
+    assert [each.filename for each in found] == [__file__]
 
 
 def test_insecure_warns_and_uses_a_public_key(monkeypatch: pytest.MonkeyPatch) -> None:

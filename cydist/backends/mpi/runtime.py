@@ -15,7 +15,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 from cydist import config
 from cydist._native import runs_in_background
-from cydist.errors import DistBackendError, UnsupportedError
+from cydist.errors import DistBackendError, UnsupportedError, warn_user
 from cydist.rendezvous import launcher_env
 
 # How long a wait yields without sleeping; longer if no rank waits for a core.
@@ -82,11 +81,9 @@ def _start(MPI: Any) -> None:
     level = getattr(MPI, f"THREAD_{(rc.thread_level if rc.threads else 'single').upper()}")
     vendor = MPI.get_vendor()[0]
     if launcher_env.launcher() == "openmpi" and vendor != "Open MPI":
-        warnings.warn(
+        warn_user(
             f"mpirun is Open MPI's, and mpi4py's MPI is {vendor}: should MPI end the process now, "
-            f"this is why. Use {vendor}'s mpirun, or init_process_group('tcp')",
-            RuntimeWarning,
-            stacklevel=2,
+            f"this is why. Use {vendor}'s mpirun, or init_process_group('tcp')"
         )
     library = _library()
     if library is None:
