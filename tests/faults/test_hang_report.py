@@ -188,6 +188,45 @@ def test_a_rank_that_does_not_answer_is_given_up() -> None:
         assert peer_report.gather(ask, [3, 4]) == {3: peer_report.SILENT, 4: peer_report.SILENT}
 
 
+LISTS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "another list": (
+        lambda rank: dist.new_group([0, 1] if rank == 0 else [1, 2]),
+        "there group '1' is of ranks 1, 2, and here of ranks 0, 1",
+    ),
+    "a list without it": (
+        lambda rank: dist.new_group([0, 1] if rank == 0 else [2]),
+        "there group '1' is of other ranks, and here of ranks 0, 1",
+    ),
+    "another order": (
+        lambda rank: dist.new_group([0, 1] if rank == 0 else [1, 0], sort_ranks=False),
+        "there group '1' is of ranks 1, 0, and here of ranks 0, 1",
+    ),
+    "another part": (
+        lambda rank: dist.split_group(None, [[0, 1]] if rank == 0 else [[1, 2]]),
+        "not in the group of ranks 0, 1: it has not made it, was given other ranks for it",
+    ),
+}
+
+
+@pytest.mark.parametrize("lists", LISTS)
+def test_ranks_that_gave_other_lists_for_a_group(transport: str, lists: str) -> None:
+    """The timeout says which ranks the group has here, and, as far as it can be known, there."""
+    make, words = LISTS[lists]
+    made, over = (threading.Barrier(3, timeout=LONG) for _ in range(2))
+
+    def body(rank: int) -> str:
+        dist.barrier()
+        group = make(rank)
+        made.wait()
+        said = ""
+        if rank == 0:
+            said = timeout_of(lambda: dist.all_reduce(np.zeros(3), group=group, timeout=0.3))
+        over.wait()
+        return said
+
+    assert words in run_threads(body, 3, transport)[0]
+
+
 STOP = """
 dist.barrier()
 os.kill(os.getpid(), signal.SIGSTOP)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from cydist import config
 from cydist.backends.host.peer_report import GONE, PeerReport, gather
+from cydist.errors import DistError, listed
 
 if TYPE_CHECKING:
     from cydist._native import InprocLink, Link
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 DRAIN_SECONDS = 1.0
 REMEMBERED = 1000  # groups that this rank made, or is not part of, without meeting others
 ASKED_FOR = "asking for backend "
+MADE_OF = "in a group of this name, of "
 
 # The ranks that are threads of this process, by hub and rank. A weak dictionary runs Python when it
 # drops an entry, and would swallow a Ctrl-C at that moment.
@@ -52,6 +55,8 @@ class Endpoint:
         self.own_process = connections is not None
         self.query: Callable[[int, int, float], PeerReport] | None = None
         self._backends: dict[int, str] = {}
+        # By a hash of a group's name: its global ranks here, none if this rank is not one of them.
+        self._members: dict[int, Sequence[int]] = {}
         self.host_of: Callable[[int], str] = lambda peer: ""
         self.peer_error: Callable[[int], str] = lambda peer: ""
         # Of peers on other hosts; see TcpLink and Connections.
@@ -79,6 +84,8 @@ class Endpoint:
         """Return this rank's report on the group with this id."""
         if (backend := self._backends.get(comm_id)) is not None:
             return PeerReport(ASKED_FOR + backend, "")
+        if (ranks := self._members.get(comm_id)) is not None:
+            return PeerReport(MADE_OF + _members_text(ranks), "")
         known = self.groups.get(comm_id)
         group = None if known is None else known()
         if group is None:
@@ -88,9 +95,35 @@ class Endpoint:
     def announce_request(self, name: str, peers: Sequence[int], backend: str) -> None:
         """As HostGroup.announce_request, for the link's peers."""
         with self._lock:
-            self._backends[comm_id_of(f"{name}:asked", peers)] = backend
-            if len(self._backends) > REMEMBERED:
-                del self._backends[next(iter(self._backends))]
+            _remember(self._backends, comm_id_of(f"{name}:asked", peers), backend)
+            _remember(self._members, _members_id(name), ())
+
+    def note_members(self, name: str, ranks: Sequence[int]) -> None:
+        """Note of which global ranks this rank has made the group of this name."""
+        with self._lock:
+            _remember(self._members, _members_id(name), ranks)
+
+    def absence(self, peer: int, name: str, ranks: Sequence[int], deadline: float) -> PeerReport:
+        """Return why a peer is not in the group of these global ranks: it may have been given other
+        ranks for the group of this name."""
+        query, here = self.query, _members_text(ranks)
+        if query is not None:
+            with contextlib.suppress(TimeoutError, DistError, OSError):
+                said = query(peer, _members_id(name), deadline).state
+                before, made, there = said.partition(MADE_OF)
+                if made and not before:
+                    return PeerReport(
+                        "not in the group: it has destroyed it"
+                        if there == here
+                        else f"not in this group: there group {name!r} is of {there}, and here of "
+                        f"{here}. Give all ranks the same lists, in the same order",
+                        "",
+                    )
+        return PeerReport(
+            f"not in the group of {here}: it has not made it, was given other ranks for it, or "
+            "destroyed it",
+            "",
+        )
 
     def peer_requests(
         self, name: str, peers: Sequence[int], ranks: Sequence[int]
@@ -128,6 +161,26 @@ class Endpoint:
             last = self._users == 0
         if last:
             self._close()
+
+
+def _remember(known: dict[int, Any], key: int, value: object) -> None:
+    """Keep a value, and the last REMEMBERED others."""
+    known[key] = value
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]
+
+
+def _members_id(name: str) -> int:
+    return comm_id_of(f"{name}:members", ())
+
+
+def _members_text(ranks: Sequence[int]) -> str:
+    """Return a group's ranks for messages; if they are many, with a hash, which tells lists
+    apart."""
+    if not ranks:
+        return "other ranks"
+    more = f" (list {comm_id_of('', ranks) % 10**6})" if len(ranks) > 16 else ""
+    return f"{listed('rank', ranks)}{more}"
 
 
 def of_threads(link: InprocLink, key: str) -> Endpoint:

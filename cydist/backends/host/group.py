@@ -23,6 +23,7 @@ from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, opened
 from cydist.backends.host.membership import Membership
 from cydist.backends.host.peer_report import (
+    GONE,
     SILENT,
     PeerReport,
     describe_report,
@@ -100,6 +101,7 @@ class HostGroup(ProcessGroup):
         self.native.call_queue = self.call_queue
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
+        endpoint.note_members(name, self.ranks)
         self._drain_until = math.inf  # set by leave_job: how long `drain` waits
         self._membership: Membership | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns
@@ -343,6 +345,12 @@ class HostGroup(ProcessGroup):
             for rank, each in found.items()
             if is_late(each, here)
         }
+        late |= gather(
+            lambda rank, deadline: self._endpoint.absence(
+                self._peers[rank], self.group_name, self.ranks, deadline
+            ),
+            [rank for rank, each in late.items() if each == GONE],
+        )
         if found and not late:
             return f"\nall ranks that were asked are {here} too, or were"
         return "".join(
