@@ -84,8 +84,8 @@ def aftermath(first: Worker | None, workers: Sequence[Worker], said: str) -> str
     lines = []
     if early := [worker.rank for worker in workers if worker.code == 0 and _misses(said, worker)]:
         lines.append(
-            f"cydistrun: {listed('rank', early)} had ended before it, with exit code 0 and without "
-            "destroy_process_group, and others still needed it"
+            f"cydistrun: {listed('rank', early)} had ended before it, with exit code 0, and others "
+            "still needed it"
         )
     others = [
         f"rank {worker.rank} {pretty_exit(worker.code)}"

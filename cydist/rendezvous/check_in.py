@@ -121,7 +121,7 @@ def _came_before(namespace: PrefixStore, number: int, rank: int, me: str) -> str
     if others_can_write(namespace):
         return ""
     earlier = PrefixStore(f"{number}", namespace)
-    with served_by(None, "rendezvous"):
+    with contextlib.suppress(DistStoreError):  # rank 0 may leave that meeting now, with the store
         if not earlier.check([f"here/{rank}"]):
             return ""
         words = printable(earlier.get(f"here/{rank}")).partition("\n")[0]
@@ -130,15 +130,17 @@ def _came_before(namespace: PrefixStore, number: int, rank: int, me: str) -> str
             return ""
         if not earlier.check(["job"]):
             earlier.set("twice", f"Rank {rank} was started twice, as {other} and as {me}")
-    return f"{other} has rank {rank}"
+        return f"{other} has rank {rank}"
+    return ""
 
 
 def _twice(ranks_store: MembershipStore) -> str:
     """Return which rank two processes have, if one was noticed."""
     below = PrefixStore(ranks_store.prefix, ranks_store.underlying_store)
-    if ranks_store.signs or not below.check(["twice"]):
-        return ""
-    return f". {printable(below.get('twice'))}: give each process its own rank"
+    with contextlib.suppress(RuntimeError):  # of any store; other errors come first
+        if not ranks_store.signs and below.check(["twice"]):
+            return f". {printable(below.get('twice'))}: give each process its own rank"
+    return ""
 
 
 def _await_all(ranks_store: MembershipStore, world_size: int, deadline: float, number: int) -> None:

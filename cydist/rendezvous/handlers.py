@@ -161,9 +161,16 @@ def _check_in_by(
 ) -> tuple[MembershipStore, int, int]:
     """Reach the store through `handler` and meet there. Retry while the store belongs to another
     meeting, which rank 0 has not left."""
-    pause, notices = _FIRST_PAUSE, WaitNotices()
+    pause, notices, why = _FIRST_PAUSE, WaitNotices(), ""
     while True:
-        store, here, size = handler(call)
+        try:
+            store, here, size = handler(call)
+        except RendezvousError as error:
+            if not why:
+                raise
+            raise RendezvousError(
+                f"{error}. Before that rank 0 served another meeting: {why}", ranks=error.ranks
+            ) from None
         holder = None if _gives_out_ranks(call) else 0
         try:
             with close_on_error(store):
@@ -173,8 +180,9 @@ def _check_in_by(
                     holder=holder, backend=backend,
                 )  # fmt: skip
         except StaleCheckIn as stale:
-            notices.say_if_due(partial(_stale_notice, here, str(stale)))
-            _retry(call, here, pause, str(stale))
+            why = str(stale) or why  # the last look may have found no store
+            notices.say_if_due(partial(_stale_notice, here, why))
+            _retry(call, here, pause, why)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 

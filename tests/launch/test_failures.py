@@ -53,22 +53,32 @@ def test_cause_comes_before_its_consequence(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_rank_that_left_early_with_exit_code_0(launcher: Launcher, transport: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        pytest.param("pass", "ended without destroy_process_group", id="without a goodbye"),
+        pytest.param("cydist.destroy_process_group()", "and left", id="with a goodbye"),
+    ],
+)
+def test_a_rank_that_left_early_with_exit_code_0(
+    launcher: Launcher, transport: str, end: str, words: str
+) -> None:
     """It has not failed, so another is named; the launcher says that it had ended before that."""
     script = launcher.script(
         "import cydist, numpy as np",
         "cydist.init_process_group()",
         "cydist.all_reduce(np.zeros(3))",
-        "if rank == 1: sys.exit(0)",
+        "if rank == 1:",
+        f"    {end}",
+        "    sys.exit(0)",
         "cydist.all_reduce(np.zeros(3))",
     )
     result = launcher.run("-n", "3", script, env={"CYDIST_TRANSPORT": transport})
     assert result.returncode == 1
-    assert "ended without destroy_process_group" in result.stderr
+    assert words in result.stderr
     assert "it died" not in result.stderr
     assert (
-        "cydistrun: rank 1 had ended before it, with exit code 0 and without "
-        "destroy_process_group, and others still needed it\n"
+        "cydistrun: rank 1 had ended before it, with exit code 0, and others still needed it\n"
     ) in result.stderr
 
 

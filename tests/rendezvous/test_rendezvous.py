@@ -151,7 +151,7 @@ def test_missing_processes_are_counted(way: Way, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", AUTOMATIC)
-@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)], ids=str)
 def test_different_world_sizes_are_named(way: Way, sizes: tuple[int, ...], tmp_path: Path) -> None:
     """Where ranks are given out, every process learns the sizes at once, in whatever order they
     come."""
@@ -295,6 +295,28 @@ def test_two_processes_with_one_rank_are_named(
         assert (f"Rank 1 was started twice, as {first}" in text) is not complete
         assert (f"process {second.pid}" in text) is not complete
     seen.close()
+
+
+def test_a_second_process_with_a_rank_says_so_after_rank_0_has_ended(
+    monkeypatch: pytest.MonkeyPatch, secret: bytes, tmp_path: Path
+) -> None:
+    """It finds no store any more, and still names the process that has its rank."""
+    (tmp_path / "key").write_text(bytes(secret).hex())
+    (tmp_path / "key").chmod(0o600)
+    monkeypatch.setenv("CYDIST_SECRET_FILE", str(tmp_path / "key"))
+    port = free_port()
+    ranks = [rank_in_a_process(port, rank, 2, WAIT) for rank in range(2)]
+    seen = TCPStore(HOST, port, wait_for_workers=False, timeout=WAIT)
+    seen.wait(["cydist//1/job"])
+    second = rank_in_a_process(port, 1, 2, 3)
+    for came in (b"1", b"2"):  # it has come again
+        seen.watch("cydist//arrivals/1", came, ["never"], WAIT)
+    seen.close()
+    for each in ranks:
+        each.kill()
+        each.communicate(timeout=WAIT)
+    said = second.communicate(timeout=WAIT)[0]
+    assert f"another meeting: process {ranks[1].pid} on {socket.gethostname()} has rank 1" in said
 
 
 def test_a_rank_of_another_world_size_says_so() -> None:
