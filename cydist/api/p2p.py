@@ -19,7 +19,7 @@ from cydist.api.dispatch import Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistError, DistTimeoutError
 from cydist.groups.process_group import ProcessGroup
-from cydist.groups.profiler_ranges import call_range, is_profiling
+from cydist.groups.profiler_ranges import call_range, is_profiling, until_work_ends
 from cydist.waiting import seconds
 from cydist.work import FinishedWork, Work
 
@@ -50,10 +50,23 @@ class _Message(NamedTuple):
             return nullcontext()
         return call_range(self.group, self.name, self.array, async_op=async_op, peer=self.peer)
 
-    def started(self) -> Work:
-        """Start it; return its Work."""
-        with self.range():
+    def started(self, watches: list[Callable[[], None]] | None = None) -> Work:
+        """Start it; return its Work. A profiler that runs shows it until it has ended.
+
+        Args:
+            watches: Where to put what makes the profiler wait for the end, because nothing may wait
+                for the message yet; None: it may.
+        """
+        if not is_profiling():
             return self.start()
+        with self.range():
+            show_until_end = until_work_ends(self.name)
+            work = self.start()
+        if watches is None:
+            show_until_end(work)
+        else:
+            watches.append(lambda: show_until_end(work))
+        return work
 
 
 def peer_rank(
@@ -385,9 +398,12 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         what = each.op.__name__
         ready.append(check(chosen, what, each.tensor, each.peer, each.tag, each.group_peer))
     works: dict[int, Work] = {}
+    watches: list[Callable[[], None]] = []
     with chosen.coalesced():
         for wanted in (irecv, isend):
             for i, each in enumerate(p2p_op_list):
                 if each.op is wanted:
-                    works[i] = ready[i].started()
+                    works[i] = ready[i].started(watches)
+    for watch in watches:
+        watch()
     return [works[i] for i in range(len(ready))]

@@ -16,8 +16,9 @@ from cydist.executor import COMPLETIONS
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.groups.process_group import ProcessGroup
+    from cydist.work import Work
 
-__all__ = ["call_range", "is_profiling", "until_completed"]
+__all__ = ["call_range", "is_profiling", "until_completed", "until_work_ends"]
 
 
 @contextmanager
@@ -65,17 +66,36 @@ def until_completed(name: str, body: Callable[..., None]) -> Callable[..., None]
     Returns:
         What does the same, and ends the range then.
     """
+    end = _begin_whole(name)
+
+    def run(*arguments: object) -> None:
+        try:
+            body(*arguments)
+        finally:
+            end()
+
+    return run
+
+
+def until_work_ends(name: str) -> Callable[[Work], None]:
+    """Show a message from now until it has ended, as a range of its own.
+
+    Args:
+        name: Of the call, "isend".
+
+    Returns:
+        Takes the message's Work, once a thread may wait for it. A thread of its own then waits.
+    """
+    end = _begin_whole(name)
+    return lambda work: work.get_future().add_done_callback(lambda _: end())
+
+
+def _begin_whole(name: str) -> Callable[[], None]:
+    """Begin the range of a whole asynchronous call; return what ends it, on any thread."""
     import torch
 
     completed: Any = torch.futures.Future()
     whole = torch.profiler.record_function(f"cydist:{name} until completed")
     whole.__enter__()
     whole._call_end_callbacks_on_future(completed)
-
-    def run(*arguments: object) -> None:
-        try:
-            body(*arguments)
-        finally:
-            COMPLETIONS.run(lambda: completed.set_result(None))
-
-    return run
+    return lambda: COMPLETIONS.run(lambda: completed.set_result(None))

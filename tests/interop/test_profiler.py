@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,48 @@ def test_a_message_is_a_range_on_both_sides(names: tuple[str, str], tmp_path: Pa
             return ranges_of(lambda: message(rank), tmp_path)
 
         events = run_threads(body, 2)[profiled]
-        (event,) = [each for each in events if each["tid"] == events[0]["tid"]]
+        event, *others = [each for each in events if each["tid"] == events[0]["tid"]]
+        started = ["isend", "irecv"].count(names[profiled])
+        assert [e["name"] for e in others] == [
+            f"cydist:{names[profiled]} until completed"
+        ] * started
         assert event["name"] == f"cydist:{names[profiled]}"
         assert event["args"]["Peer"] == 1 - profiled
         assert event["args"]["bytes"] == 24
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["single", "batch"])
+@pytest.mark.parametrize("name", ["isend", "irecv"])
+def test_a_started_message_is_a_range_until_it_has_ended(
+    name: str, batched: bool, tmp_path: Path
+) -> None:
+    """It lasts while the program does something else before the peer takes part."""
+    size = 1 << 21  # bytes: a message that is not sent before the receiver is there
+    go = threading.Event()
+
+    def start() -> Any:
+        array = np.ones(size // 8)
+        if batched:
+            return dist.batch_isend_irecv([dist.P2POp(getattr(dist, name), array, 1)])[0]
+        return getattr(dist, name)(array, 1)
+
+    def first() -> None:
+        work = start()
+        with torch.profiler.record_function("cydist:something else"):
+            go.set()
+        work.wait()
+
+    def body(rank: int) -> list[Event]:
+        if rank == 0:
+            return ranges_of(first, tmp_path)
+        assert go.wait(60)
+        (dist.recv if name == "isend" else dist.send)(np.ones(size // 8), 0)
+        return []
+
+    events = {each["name"]: each for each in run_threads(body, 2)[0] if each["ph"] == "X"}
+    whole, other = events[f"cydist:{name} until completed"], events["cydist:something else"]
+    assert whole["ts"] <= other["ts"]
+    assert whole["ts"] + whole["dur"] >= other["ts"] + other["dur"]
 
 
 def test_calls_take_the_fast_path_again(tmp_path: Path) -> None:
