@@ -255,5 +255,11 @@ def ended(ranks: dict[int, int], victim: int | None) -> dict[int, int]:
     return codes
 
 
-for line in sys.stdin:
-    print(json.dumps(outcome(json.loads(line))), flush=True)
+def serve() -> None:
+    """Run the trials of the input."""
+    for line in sys.stdin:
+        print(json.dumps(outcome(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
