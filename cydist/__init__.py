@@ -90,7 +90,8 @@ from cydist.groups.registry import (
     is_nccl_available,
     register_backend,
 )
-from cydist.reduce_ops import ReduceOp
+from cydist.reduce_ops import ReduceOp, reduce_op
+from cydist.reduce_ops import make_premul_sum as _make_nccl_premul_sum  # noqa: F401
 from cydist.work import EventWork, Work
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ __all__ = [
     "recv",
     "recv_object_list",
     "reduce",
+    "reduce_op",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -31,6 +32,11 @@ class RedOpType(IntEnum):
     AVG = OPS["AVG"]
     PREMUL_SUM = OPS["PREMUL_SUM"]
 
+    @property
+    def op(self) -> RedOpType:
+        """Return the operation itself, as an attribute of torch's ReduceOp objects does."""
+        return self
+
 
 PREMUL_SUM = RedOpType.PREMUL_SUM  # an attribute of an enumeration takes long to read
 
@@ -46,6 +52,7 @@ class PremulSum:
 
     __slots__ = ("factor",)
     type: Final = RedOpType.PREMUL_SUM
+    op: Final = RedOpType.PREMUL_SUM  # torch's name of it
 
     def __init__(self, factor: Any) -> None:
         self.factor: complex = _number(factor)
@@ -164,7 +171,14 @@ def _located(name: str, beats: Callable[[Elements, Elements], Elements]) -> User
     return _Located(choose)
 
 
-class ReduceOp:
+class _Operations(type):
+    """The class of ReduceOp, of which every value that a call takes as `op` is an instance."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, RedOpType | PremulSum | UserReduction | _PremulSumFactory)
+
+
+class ReduceOp(metaclass=_Operations):
     """The reductions that collectives take as ``op``.
 
     - SUM, PRODUCT: every numeric dtype.
@@ -181,6 +195,9 @@ class ReduceOp:
 
     Integers wrap. MIN and MAX propagate NaN and hold -0 < +0; a result that is NaN is the dtype's
     positive quiet NaN on every machine. bool: SUM is or, PRODUCT is and.
+
+    Calls also take torch.distributed's own operations, of which `ReduceOp(op)` returns cydist's.
+    `isinstance(ReduceOp.SUM, ReduceOp)` is true.
 
     Examples:
         >>> x = np.array([rank + 1.0])
@@ -203,6 +220,12 @@ class ReduceOp:
     PREMUL_SUM: ClassVar = _PremulSumFactory(RedOpType.PREMUL_SUM)
     MAXLOC: ClassVar = _located("MAXLOC", lambda a, b: a > b)
     MINLOC: ClassVar = _located("MINLOC", lambda a, b: a < b)
+
+    def __new__(cls, op: object) -> Op:  # type: ignore[misc]  # as torch's, it gives a value
+        found = own_op(op)
+        if not isinstance(found, ReduceOp):
+            op_and_factor(found)  # raises
+        return found  # type: ignore[no-any-return]
 
     @staticmethod
     def create(
@@ -245,11 +268,25 @@ ReduceOp.create.__module__ = ReduceOp.__module__
 Op = RedOpType | PremulSum | UserReduction
 
 
+def own_op(op: Any) -> Any:
+    """Return cydist's operation for one of torch.distributed's. Anything else is returned as it is,
+    for `op_and_factor` to refuse. torch is not imported."""
+    kind = type(op)
+    if kind is RedOpType or not kind.__module__.startswith("torch."):
+        return op
+    torch_kind = getattr(op, "op", op)  # ReduceOp(ReduceOp.SUM).op is ReduceOp.SUM
+    name = getattr(torch_kind, "name", None)
+    if name == "PREMUL_SUM":
+        return ReduceOp.PREMUL_SUM if torch_kind is op else PremulSum(op.__getstate__()[1])
+    return RedOpType.__members__.get(str(name), op)
+
+
 def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
     """Return the operation and its PREMUL_SUM factor.
 
     Raises TypeError for a value that is not an operation, ValueError for a bare PREMUL_SUM.
     """
+    op = own_op(op)
     if type(op) is RedOpType and op is not PREMUL_SUM:
         return op, None
     if isinstance(op, PremulSum):
@@ -262,3 +299,31 @@ def op_and_factor(op: object) -> tuple[RedOpType, complex | None]:
 def op_name(op: Op) -> str:
     """Return the operation's name for messages, which ranks also compare."""
     return op.name if isinstance(op, UserReduction) else op_and_factor(op)[0].name
+
+
+def make_premul_sum(factor: Any) -> PremulSum:
+    """Return ReduceOp.PREMUL_SUM(factor), under the name that torch.distributed gives it."""
+    return PremulSum(factor)
+
+
+class _FormerReduceOp:
+    """The operations under the name that they had at first: reading one warns."""
+
+    def __init__(self) -> None:
+        self.__members__ = {
+            name: RedOpType[name]
+            for name in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+        }
+
+    def __repr__(self) -> str:
+        return "reduce_op"
+
+    def __getattr__(self, name: str) -> RedOpType:
+        found = self.__members__.get(name) if name != "__members__" else None
+        if found is None:
+            raise AttributeError(f"reduce_op has no {name!r}: use ReduceOp")
+        warnings.warn(f"reduce_op is deprecated: use ReduceOp.{name}", FutureWarning, stacklevel=2)
+        return found
+
+
+reduce_op = _FormerReduceOp()

@@ -16,7 +16,7 @@ from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.packing import FlattenedList
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import ProcessGroup
-from cydist.reduce_ops import Op, ReduceOp
+from cydist.reduce_ops import Op, ReduceOp, own_op
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -64,6 +64,7 @@ def all_reduce_coalesced(
     arrays = arguments.output_list(tensors, name, "tensors")
     arguments.check_disjoint(arrays, [], name)
     arguments.check_same_dtype(arrays, name)
+    op = own_op(op)
     prepared = Prepared(chosen, name, arrays[0], op)
     flats = _flattened(prepared, arrays)
     sizes = hash_of_sizes(arrays)
@@ -265,6 +266,7 @@ def reduce_scatter_tensor_coalesced(
         arguments.WHOLE_BLOCK,
     )  # fmt: skip
     arguments.check_same_dtype([*into, *arrays], name)
+    op = own_op(op)
     prepared = Prepared(chosen, name, into[0], op)
     own = _flattened(prepared, into, shared)
     parts = [array.dense().blocks(p) for array in arrays]

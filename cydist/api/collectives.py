@@ -16,7 +16,7 @@ from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.packing import ContiguousCopies
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import counted
-from cydist.reduce_ops import Op, RedOpType, ReduceOp
+from cydist.reduce_ops import Op, RedOpType, ReduceOp, own_op
 from cydist.waiting import countdown, seconds
 from cydist.work import CombinedWork
 
@@ -121,6 +121,7 @@ def all_reduce(
     if (chosen := usable_group(group, "all_reduce")) is None:
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
+    op = own_op(op)
     prepared = Prepared(chosen, "all_reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
@@ -174,6 +175,7 @@ def reduce(
     root = root_rank(chosen, "reduce", "dst", dst, group_dst)
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
+    op = own_op(op)
     prepared = Prepared(chosen, "reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
@@ -481,6 +483,7 @@ def reduce_scatter(
     shared = arguments.check_disjoint(
         [into], inputs, name, lambda _, j: into.same_memory(inputs[j]), arguments.WHOLE_ENTRY
     )
+    op = own_op(op)
     prepared = Prepared(chosen, name, into, op)
     blocks = ContiguousCopies(inputs).arrays
     return _reduce_scatter(prepared, into, bool(shared), blocks, op, [output], async_op, timeout)
@@ -535,6 +538,7 @@ def reduce_scatter_tensor(
         [into], [array], name,
         lambda *_: arguments.block_number(into, array, p) is not None, arguments.WHOLE_BLOCK,
     )  # fmt: skip
+    op = own_op(op)
     prepared = Prepared(chosen, name, into, op)
     return _reduce_scatter(
         prepared, into, bool(shared), array.dense().blocks(p), op, [output], async_op, timeout
@@ -776,6 +780,7 @@ def _scan(
     if (chosen := usable_group(group, name)) is None:
         return None
     array = arguments.output_array(tensor, name, "tensor")
+    op = own_op(op)
     prepared = Prepared(chosen, name, array, op)
     dense = array if array.contiguous else prepared.packed()
 

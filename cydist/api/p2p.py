@@ -315,11 +315,22 @@ def recv(
     return _run_blocking(chosen, message, limit).source_rank()
 
 
+def _own_start(op: Any) -> Callable[..., Work | None]:
+    """Return `isend` or `irecv` for either, or for torch.distributed's. torch is not imported."""
+    if op is isend or op is irecv:
+        return isend if op is isend else irecv
+    if getattr(op, "__module__", "") == "torch.distributed.distributed_c10d":
+        name = getattr(op, "__name__", "")
+        if name in ("isend", "irecv"):
+            return isend if name == "isend" else irecv
+    raise ValueError(f"P2POp: op must be cydist.isend or cydist.irecv, not {op!r}")
+
+
 class P2POp:
     """One message of `batch_isend_irecv`.
 
     Args:
-        op: `isend` or `irecv`.
+        op: `isend` or `irecv`, cydist's or torch.distributed's.
         tensor: (...), the array to send, or to receive into.
         peer: The global rank of the receiver or sender.
         group: A group from `new_group`; None is the default group.
@@ -344,9 +355,7 @@ class P2POp:
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
-        if op not in (isend, irecv):
-            raise ValueError(f"P2POp: op must be cydist.isend or cydist.irecv, not {op!r}")
-        self.op = op
+        self.op = _own_start(op)
         self.tensor = tensor
         self.peer = peer
         self.group = group
