@@ -91,7 +91,6 @@ from cydist.groups.registry import (
     register_backend,
 )
 from cydist.reduce_ops import ReduceOp, reduce_op
-from cydist.reduce_ops import make_premul_sum as _make_nccl_premul_sum  # noqa: F401
 from cydist.work import EventWork, Work
 
 if TYPE_CHECKING:
@@ -107,6 +106,18 @@ if TYPE_CHECKING:
     )
     from cydist.api.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
     from cydist.backends.nccl.options import ProcessGroupNCCL
+    from cydist.groups.call_options import (
+        AllgatherOptions,
+        AllreduceCoalescedOptions,
+        AllreduceOptions,
+        AllToAllOptions,
+        BarrierOptions,
+        BroadcastOptions,
+        GatherOptions,
+        ReduceOptions,
+        ReduceScatterOptions,
+        ScatterOptions,
+    )
     from cydist.launch.spawn import spawn
     from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 
@@ -125,15 +136,33 @@ _LATER = {
         "scatter_object_list",
         "send_object_list",
     ),
+    "cydist.groups.call_options": (
+        "AllToAllOptions",
+        "AllgatherOptions",
+        "AllreduceCoalescedOptions",
+        "AllreduceOptions",
+        "BarrierOptions",
+        "BroadcastOptions",
+        "GatherOptions",
+        "ReduceOptions",
+        "ReduceScatterOptions",
+        "ScatterOptions",
+    ),
     "cydist.stores": ("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"),
 }
 
 __all__ = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
+    "AllToAllOptions",
+    "AllgatherOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
     "Array",
     "AuthenticationError",
     "Backend",
+    "BarrierOptions",
+    "BroadcastOptions",
     "DeviceMesh",
     "DistBackendError",
     "DistError",
@@ -143,6 +172,7 @@ __all__ = [
     "EventWork",
     "FileStore",
     "ForkedError",
+    "GatherOptions",
     "GroupDestroyedError",
     "GroupFailedError",
     "GroupMember",
@@ -158,7 +188,10 @@ __all__ = [
     "ProcessRaisedException",
     "QueueEmptyError",
     "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
     "RendezvousError",
+    "ScatterOptions",
     "Store",
     "StoreTimeoutError",
     "TCPStore",
@@ -229,6 +262,8 @@ __all__ = [
     "split_group",
 ]
 
+
+_make_nccl_premul_sum = ReduceOp.PREMUL_SUM  # torch's name
 
 # Former modules of operations: their old pickles still load.
 sys.modules.setdefault("cydist.types", sys.modules["cydist.reduce_ops"])

@@ -301,11 +301,6 @@ def op_name(op: Op) -> str:
     return op.name if isinstance(op, UserReduction) else op_and_factor(op)[0].name
 
 
-def make_premul_sum(factor: Any) -> PremulSum:
-    """Return ReduceOp.PREMUL_SUM(factor), under the name that torch.distributed gives it."""
-    return PremulSum(factor)
-
-
 class _FormerReduceOp:
     """The operations under the name that they had at first: reading one warns."""
 

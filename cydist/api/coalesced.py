@@ -16,7 +16,7 @@ from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.packing import FlattenedList
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.groups.process_group import ProcessGroup
-from cydist.reduce_ops import Op, ReduceOp, own_op
+from cydist.reduce_ops import Op, RedOpType, ReduceOp, own_op
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -64,7 +64,8 @@ def all_reduce_coalesced(
     arrays = arguments.output_list(tensors, name, "tensors")
     arguments.check_disjoint(arrays, [], name)
     arguments.check_same_dtype(arrays, name)
-    op = own_op(op)
+    if type(op) is not RedOpType:
+        op = own_op(op)
     prepared = Prepared(chosen, name, arrays[0], op)
     flats = _flattened(prepared, arrays)
     sizes = hash_of_sizes(arrays)
@@ -266,7 +267,8 @@ def reduce_scatter_tensor_coalesced(
         arguments.WHOLE_BLOCK,
     )  # fmt: skip
     arguments.check_same_dtype([*into, *arrays], name)
-    op = own_op(op)
+    if type(op) is not RedOpType:
+        op = own_op(op)
     prepared = Prepared(chosen, name, into[0], op)
     own = _flattened(prepared, into, shared)
     parts = [array.dense().blocks(p) for array in arrays]
@@ -278,7 +280,7 @@ def reduce_scatter_tensor_coalesced(
         with prepared.group.coalesced():
             for i, flat in enumerate(own):
                 parts_of_all = [each[i].array for each in blocks]
-                prepared.reducer.reduce_scatter(call, flat.array, parts_of_all, op)
+                prepared.reducer.run_reduce_scatter(call, flat.array, parts_of_all, op)
         for flat in own:
             flat.copy_back()
 

@@ -74,7 +74,7 @@ def broadcast(
     dense = array if array.contiguous else prepared.packed()
 
     def body(call: CallRecord) -> None:
-        prepared.group.broadcast(call, dense, root)
+        prepared.group.run_broadcast(call, dense, root)
         if prepared.group.rank() != root:
             array.copy_from(dense)
 
@@ -121,7 +121,8 @@ def all_reduce(
     if (chosen := usable_group(group, "all_reduce")) is None:
         return None
     array = arguments.output_array(tensor, "all_reduce", "tensor")
-    op = own_op(op)
+    if type(op) is not RedOpType:
+        op = own_op(op)
     prepared = Prepared(chosen, "all_reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
@@ -175,12 +176,13 @@ def reduce(
     root = root_rank(chosen, "reduce", "dst", dst, group_dst)
     take = arguments.output_array if chosen.rank() == root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
-    op = own_op(op)
+    if type(op) is not RedOpType:
+        op = own_op(op)
     prepared = Prepared(chosen, "reduce", array, op)
     dense = array if array.contiguous else prepared.packed()
 
     def body(call: CallRecord) -> None:
-        prepared.reducer.reduce(call, dense, root, op)
+        prepared.reducer.run_reduce(call, dense, root, op)
         if prepared.group.rank() == root:
             array.copy_from(dense)
 
@@ -351,7 +353,7 @@ def gather(
         arguments.check_absent(gather_list, "gather", "gather_list", "dst")
 
         def send(call: CallRecord) -> None:
-            prepared.group.gather(call, own, None, root)
+            prepared.group.run_gather(call, own, None, root)
 
         return prepared.run(send, [], async_op, timeout)
     outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
@@ -364,7 +366,7 @@ def gather(
     into = ContiguousCopies(outputs, filled=False)
 
     def receive(call: CallRecord) -> None:
-        prepared.group.gather(call, own, into.arrays, root)
+        prepared.group.run_gather(call, own, into.arrays, root)
         into.copy_back()
 
     return prepared.run(receive, gather_list, async_op, timeout)
@@ -430,7 +432,7 @@ def scatter(
         arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
 
     def body(call: CallRecord) -> None:
-        prepared.group.scatter(call, dense, given, root)
+        prepared.group.run_scatter(call, dense, given, root)
         output.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout)
@@ -483,7 +485,8 @@ def reduce_scatter(
     shared = arguments.check_disjoint(
         [into], inputs, name, lambda _, j: into.same_memory(inputs[j]), arguments.WHOLE_ENTRY
     )
-    op = own_op(op)
+    if type(op) is not RedOpType:
+        op = own_op(op)
     prepared = Prepared(chosen, name, into, op)
     blocks = ContiguousCopies(inputs).arrays
     return _reduce_scatter(prepared, into, bool(shared), blocks, op, [output], async_op, timeout)
@@ -538,7 +541,8 @@ def reduce_scatter_tensor(
         [into], [array], name,
         lambda *_: arguments.block_number(into, array, p) is not None, arguments.WHOLE_BLOCK,
     )  # fmt: skip
-    op = own_op(op)
+    if type(op) is not RedOpType:
+        op = own_op(op)
     prepared = Prepared(chosen, name, into, op)
     return _reduce_scatter(
         prepared, into, bool(shared), array.dense().blocks(p), op, [output], async_op, timeout
@@ -553,7 +557,7 @@ def _reduce_scatter(
     dense = output if output.contiguous and not shared else output.empty_like()
 
     def body(call: CallRecord) -> None:
-        prepared.reducer.reduce_scatter(call, dense, blocks, op)
+        prepared.reducer.run_reduce_scatter(call, dense, blocks, op)
         output.copy_from(dense)
 
     return prepared.run(body, result, async_op, timeout)
@@ -780,7 +784,8 @@ def _scan(
     if (chosen := usable_group(group, name)) is None:
         return None
     array = arguments.output_array(tensor, name, "tensor")
-    op = own_op(op)
+    if type(op) is not RedOpType:
+        op = own_op(op)
     prepared = Prepared(chosen, name, array, op)
     dense = array if array.contiguous else prepared.packed()
 
@@ -829,7 +834,7 @@ def barrier(
     for part in parts[1:]:  # all checks come before the first barrier starts
         part.check_usable("barrier")
     prepared = [Prepared(part, "barrier") for part in parts]
-    works = [each.run(each.group.barrier, None, async_op, left()) for each in prepared]
+    works = [each.run(each.group.run_barrier, None, async_op, left()) for each in prepared]
     begun = [work for work in works if work is not None]
     return CombinedWork(begun) if len(begun) > 1 else begun[0] if begun else None
 

@@ -265,12 +265,16 @@ class UserOpReducer:
             self._write(sources[0], self._fold_all(sources))
             self._group.gather(self._part_of(call), sources[0], pieces if at_root else None, root)
 
+    run_reduce = reduce
+
     def reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         """Reduce block r of all ranks' inputs into rank r's output."""
         self._start_step(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
         self._fold(call, output, inputs)
+
+    run_reduce_scatter = reduce_scatter
 
     def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place."""

@@ -29,6 +29,7 @@ from cydist.errors import (
 )
 from cydist.executor import Serial
 from cydist.groups import derived
+from cydist.groups.group_calls import GroupCalls, share_names
 from cydist.reduce_ops import Op
 from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration
 from cydist.work import Work
@@ -40,12 +41,18 @@ if TYPE_CHECKING:
 DERIVED_TAG = -1
 
 
-class ProcessGroup:
+class ProcessGroup(GroupCalls):
     """A set of ranks that communicate, from the view of one rank.
 
     A backend must implement two methods, `isend` and `irecv`; all collectives are derived from
     them, and a backend overrides those that it does better. Messages with one tag between two ranks
     keep their order. DERIVED_TAG (-1) is reserved for the derived collectives.
+
+    Users may call a group as they call torch's: `group.allreduce([x])`, `broadcast`, `reduce`,
+    `allgather`, `gather`, `scatter`, `reduce_scatter`, `alltoall`, `barrier`, `send`, `recv` and
+    others take arrays and ranks of the group, and return a `Work`. Of these broadcast, reduce,
+    gather, scatter, reduce_scatter and barrier are a backend's methods too: those get a CallRecord
+    first.
 
     Args:
         rank: This process's rank in the group.
@@ -64,6 +71,8 @@ class ProcessGroup:
         >>> pair = dist.new_group([0, 1])
         >>> pair.rank() == rank, pair.size(), pair.ranks
         (True, 2, (0, 1))
+        >>> x = np.ones(1)
+        >>> assert pair.allreduce([x]).wait() and x == 2
     """
 
     __module__ = "cydist"
@@ -74,6 +83,10 @@ class ProcessGroup:
     packs = False  # packs strided arrays of calls on one array itself; else its callers do
     folds = False  # user-defined reductions of arrays outside the CPU's memory
     splits_without_peers = False  # `subgroup` asks no other rank, and takes no backend options
+
+    def __init_subclass__(cls, **rest: object) -> None:
+        super().__init_subclass__(**rest)
+        share_names(cls)
 
     def __init__(
         self,
@@ -512,6 +525,8 @@ class ProcessGroup:
         """
         derived.broadcast(self, call, array, root)
 
+    run_broadcast = broadcast
+
     def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         """Reduce in place on every rank.
 
@@ -533,6 +548,8 @@ class ProcessGroup:
         """
         derived.reduce(self, call, array, root, op)
 
+    run_reduce = reduce
+
     def reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
@@ -545,6 +562,8 @@ class ProcessGroup:
             op: The operation.
         """
         derived.reduce_scatter(self, call, output, inputs, op)
+
+    run_reduce_scatter = reduce_scatter
 
     def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         """Send every rank's array to all ranks: outputs[r] is rank r's.
@@ -569,6 +588,8 @@ class ProcessGroup:
         """
         derived.gather(self, call, array, outputs, root)
 
+    run_gather = gather
+
     def scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
     ) -> None:
@@ -581,6 +602,8 @@ class ProcessGroup:
             root: A group rank.
         """
         derived.scatter(self, call, output, inputs, root)
+
+    run_scatter = scatter
 
     def all_to_all(
         self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
@@ -613,6 +636,8 @@ class ProcessGroup:
             call: The call.
         """
         derived.barrier(self, call)
+
+    run_barrier = barrier
 
     # Groups that ranks make, or are not part of, without meeting; optional.
 
@@ -733,3 +758,6 @@ class ProcessGroup:
                 f"global rank {global_rank} is not in group {self.group_name!r}, whose ranks are "
                 f"{list(self.ranks)}"
             ) from None
+
+
+share_names(ProcessGroup)

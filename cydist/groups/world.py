@@ -103,8 +103,13 @@ class World:
         name = self.members_name(f"{parent.group_name}/split", members)
         made = parent.subgroup(members, name, timeout)
         assert made is not None
-        self.groups[name] = made
+        self._keep(name, made)
         return made
+
+    def _keep(self, name: str, group: ProcessGroup) -> None:
+        """Enter a new group, which may use the job's store from now on."""
+        self.groups[name] = group
+        group.job_store = self.store
 
     def members_name(self, prefix: str, members: Sequence[int]) -> str:
         """Return a new name for a group of these members. Each gets the same one, and asks no rank:
@@ -160,7 +165,7 @@ class World:
         if len(parts) > 1:
             by_device = {device: parts[backend] for device, backend in devices.items()}
             group = DeviceRouter(by_device, name)
-        self.groups[name] = group
+        self._keep(name, group)
         return group
 
     def _agree_on_backend(
@@ -254,7 +259,7 @@ class World:
     def replace(self, old: ProcessGroup, new: ProcessGroup) -> None:
         """Replace `old`, which ends, by `new`. A new default group renumbers the ranks."""
         if old is self.groups[DEFAULT_GROUP]:
-            self.groups[DEFAULT_GROUP] = new
+            self._keep(DEFAULT_GROUP, new)
             self._shrink_parent_groups(new)
             self.rank, self.size = new.rank(), new.size()
             self.store.renumber(new.ranks)
@@ -264,7 +269,7 @@ class World:
             self.made = 0
         else:
             self.groups.pop(old.group_name, None)
-            self.groups[new.group_name] = new
+            self._keep(new.group_name, new)
         old.destroy()
 
     def _shrink_parent_groups(self, new: ProcessGroup) -> None:
