@@ -182,7 +182,8 @@ def init_process_group(
         init_method: "env://" (the default), "tcp://host:port" or "file:///path". Not with `store`.
         timeout: The most time that a call may take, in seconds or as a timedelta; 30 minutes by
             default.
-        world_size: Number of ranks, unless the launcher or the URL gives it.
+        world_size: Number of ranks, unless the launcher or the URL gives it. 0 with backend "mpi":
+            the launcher's number, and the launcher's rank.
         rank: This process's rank, unless the launcher or the URL gives it.
         store: An explicit store, which needs `rank` and `world_size`.
         group_name: Separates jobs that meet at one address or file.

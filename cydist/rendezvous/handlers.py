@@ -133,6 +133,8 @@ def rendezvous(
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
     config.check_retired()
+    if backend == "mpi" and world_size == 0 and store is None:
+        rank = world_size = -1  # torch's placeholders: MPI's launcher numbers the ranks
     deadline = time.monotonic() + duration(timeout)
     url = None if init_method is None else _split(init_method)
     with ExitStack() as shared_stores:

@@ -181,6 +181,39 @@ class Store:
         """
         return self._call(Op.COMPARE_SET, [key], [expected_value, desired_value])[0]
 
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        """Wait until `world_size` users of the store have called this with the same key.
+
+        A key serves again once all have passed. It takes two kinds of keys of the store: `key`
+        counts the calls, and `key/0`, `key/1` and so on mark the rounds that are complete.
+
+        Args:
+            key: The barrier's name.
+            world_size: How many users.
+            timeout: Seconds or a timedelta; None takes the store's.
+
+        Raises:
+            ValueError: `world_size` is below 1.
+            StoreTimeoutError: Fewer have called after the timeout; the message says how many. Use
+                another key from then on, since this call counts.
+        """
+        if world_size < 1:
+            raise ValueError(f"barrier {key!r}: world_size must be 1 or more, not {world_size}")
+        before, place = divmod(self.add(key, 1) - 1, world_size)
+        complete = f"{key}/{before}"
+        if place == world_size - 1:
+            self.set(complete, "")
+            return
+        try:
+            self.wait([complete], timeout)
+        except StoreTimeoutError as error:
+            here = self.add(key, 0) - before * world_size
+            late = StoreTimeoutError(
+                f"barrier {key!r}: {here} of {world_size} users have come: {error}"
+            )
+            late.keys = error.keys
+            raise late from None
+
     def append(self, key: str, value: Value) -> None:
         """Add `value` to the end of `key`'s value, which may be missing.
 

@@ -94,6 +94,7 @@ class TCPStore(Store):
             message until the timeout, not only for 2 s.
 
     Raises:
+        TypeError: `world_size` or `is_master` is of another type, as if an argument were missing.
         DistNetworkError: The port is taken, or no descriptor is left for `world_size` users within
             the hard limit.
         AuthenticationError: The two sides do not share a secret.
@@ -128,6 +129,11 @@ class TCPStore(Store):
         awaited: bool = False,
     ) -> None:
         super().__init__(timeout)
+        if not isinstance(is_master, bool) or isinstance(world_size, bool):
+            raise TypeError(
+                f"TCPStore: world_size={world_size!r} must be a number or None, and "
+                f"is_master={is_master!r} True or False; they are the third and fourth argument"
+            )
         if not 0 <= port <= 65535 or (port == 0 and not is_master):
             raise ValueError(f"port must be 1 to 65535, or 0 on the master, not {port}")
         if world_size is not None and world_size < 0:
@@ -169,6 +175,15 @@ class TCPStore(Store):
             A name or an address.
         """
         return self._pool.host
+
+    @property
+    def libuvBackend(self) -> bool:
+        """Return False: the server does not use libuv, which is a choice of torch's.
+
+        Returns:
+            False.
+        """
+        return False
 
     @property
     def port(self) -> int:

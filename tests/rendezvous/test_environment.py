@@ -51,6 +51,21 @@ def test_env_reads_the_four_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.check(["job"])
 
 
+def test_mpi_takes_torchs_placeholders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rank=0 and world_size=0 on every rank, as torch's tutorial calls it: the launcher numbers the
+    ranks."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    _, rank, size = handlers.rendezvous(timeout=WAIT, rank=0, world_size=0, backend="mpi")
+    assert (rank, size) == (0, 1)
+
+
+def test_other_backends_take_no_placeholders() -> None:
+    """There world_size=0 is a mistake."""
+    with pytest.raises(ValueError, match="rank must be from 0 to -1"):
+        handlers.rendezvous(timeout=WAIT, rank=0, world_size=0, backend="tcp")
+
+
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """rank and world_size of the call count, address and port come from the variables."""
     monkeypatch.setenv("RANK", "7")

@@ -460,3 +460,27 @@ def test_an_own_store_may_implement_little() -> None:
     assert Little().timeout == timedelta(seconds=300)
     with pytest.raises(NotImplementedError, match="Little does not implement GET"):
         Little().get("key")
+
+
+def test_barrier_lets_all_pass(store: Store) -> None:
+    """Once the last has come; a key serves for several rounds."""
+    for _ in range(2):
+        other = in_thread(lambda: store.barrier("b", 2, WAIT))
+        store.barrier("b", 2, WAIT)
+        assert other() is None
+    assert store.get("b") == b"4"
+
+
+def test_barrier_of_one_returns(store: Store) -> None:
+    store.barrier("alone", 1)
+    store.barrier("alone", 1, timedelta(seconds=WAIT))
+
+
+def test_barrier_says_how_many_came(store: Store) -> None:
+    with pytest.raises(StoreTimeoutError, match=r"barrier 'b': 1 of 3 users have come"):
+        store.barrier("b", 3, 0.01)
+
+
+def test_barrier_needs_a_user(store: Store) -> None:
+    with pytest.raises(ValueError, match="world_size must be 1 or more, not 0"):
+        store.barrier("b", 0)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -499,3 +500,18 @@ def test_forked_child_does_not_keep_the_port() -> None:
     TCPStore(HOST, port, None, True).close()
     os.close(gate_in)
     os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("third", "fourth"), [(True, timedelta(seconds=30)), (True, True), (1, 30)], ids=str
+)
+def test_arguments_in_the_wrong_place_are_refused(third: Any, fourth: Any) -> None:
+    """The first documentation of torch's TCPStore left world_size out."""
+    with pytest.raises(TypeError, match="third and fourth argument"):
+        TCPStore("localhost", 0, third, fourth)
+
+
+def test_libuv_is_not_used() -> None:
+    """torch's programs ask."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    assert store.libuvBackend is False
