@@ -47,6 +47,7 @@ from cydist.api.process_groups import (
     abort,
     destroy_process_group,
     get_backend,
+    get_backend_config,
     get_global_rank,
     get_group_rank,
     get_pg_count,
@@ -83,14 +84,18 @@ from cydist.errors import (
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import (
     Backend,
+    get_default_backend_for_device,
     is_available,
     is_backend_available,
     is_gloo_available,
     is_mpi_available,
     is_nccl_available,
+    is_ucc_available,
+    is_xccl_available,
     register_backend,
 )
-from cydist.reduce_ops import ReduceOp, reduce_op
+from cydist.reduce_ops import ReduceOp, reduce_op, supports_complex
+from cydist.waiting import default_pg_timeout
 from cydist.work import EventWork, Work
 
 if TYPE_CHECKING:
@@ -213,12 +218,15 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "default_pg_timeout",
     "destroy_process_group",
     "empty_shared",
     "exscan",
     "gather",
     "gather_object",
     "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
@@ -238,6 +246,8 @@ __all__ = [
     "is_nccl_available",
     "is_shared",
     "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
     "isend",
     "monitored_barrier",
     "new_group",
@@ -260,6 +270,7 @@ __all__ = [
     "shrink_group",
     "spawn",
     "split_group",
+    "supports_complex",
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from cydist._native import OPS
+from cydist._native import DTYPES, OPS, supports
 
 if TYPE_CHECKING:
     import numpy as np
@@ -322,3 +322,27 @@ class _FormerReduceOp:
 
 
 reduce_op = _FormerReduceOp()
+
+
+def supports_complex(reduceOp: Any) -> bool:
+    """Return whether arrays of complex numbers can be reduced by an operation.
+
+    Args:
+        reduceOp: An operation, cydist's or torch's.
+
+    Returns:
+        True for SUM, PRODUCT, AVG, PREMUL_SUM and reductions with a user's function; torch does
+        not have PRODUCT.
+
+    Raises:
+        TypeError: It is no operation.
+
+    Examples:
+        >>> dist.supports_complex(dist.ReduceOp.SUM), dist.supports_complex(dist.ReduceOp.MAX)
+        (True, False)
+    """
+    op = own_op(reduceOp)
+    if isinstance(op, UserReduction):
+        return not isinstance(op, _Located)
+    kind = PREMUL_SUM if isinstance(op, _PremulSumFactory) else op_and_factor(op)[0]
+    return bool(supports(kind, DTYPES["complex64"]))

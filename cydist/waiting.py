@@ -18,6 +18,7 @@ from numbers import Real
 from types import TracebackType
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # of a group's calls and of its start
+default_pg_timeout = DEFAULT_TIMEOUT  # torch's name, which users read
 STORE_TIMEOUT = timedelta(seconds=300)  # of a store that a program creates
 
 LONGEST_TIMEOUT = 1e9  # seconds, 31 years: as nanoseconds, deadlines still fit into 64 bits

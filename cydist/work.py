@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cydist.errors import DistTimeoutError
@@ -15,6 +16,49 @@ from cydist.waiting import LONGEST_TIMEOUT, countdown, seconds, wait_for
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    class CallFuture(Future[Any]):
+        """The type of Work.get_future, for type checkers."""
+
+        def wait(self) -> Any: ...
+        def value(self) -> Any: ...
+        def then(self, callback: Callable[[CallFuture], Any]) -> CallFuture: ...
+
+
+@cache
+def _future_class() -> type[CallFuture]:
+    """Return the class of a call's future. Made at first use: its base is slow to import."""
+    from concurrent.futures import Future, InvalidStateError
+
+    class CallFuture(Future[Any]):
+        """A concurrent.futures.Future that also has the methods of torch.futures.Future."""
+
+        def wait(self) -> Any:
+            """Wait for the result, and return it. Raises the call's exception."""
+            return self.result()
+
+        def value(self) -> Any:
+            """Return the result of a completed call. Raises InvalidStateError before that, and the
+            call's exception."""
+            if not self.done():
+                raise InvalidStateError("value: the call is still under way: use wait()")
+            return self.result()
+
+        def then(self, callback: Callable[[Any], Any]) -> CallFuture:
+            """Return a future of `callback(self)`, which is called when this one is complete."""
+            following = CallFuture()
+            following.set_running_or_notify_cancel()
+
+            def follow(done: Any) -> None:
+                try:
+                    following.set_result(callback(done))
+                except BaseException as error:
+                    following.set_exception(error)
+
+            self.add_done_callback(follow)
+            return following
+
+    return CallFuture  # type: ignore[return-value]  # the one above, which needs no import
 
 
 class Work:
@@ -178,15 +222,18 @@ class Work:
             raise ValueError("source_rank is known of receives only")
         return self._source
 
-    def get_future(self) -> Future[Any]:
+    def get_future(self) -> CallFuture:
         """Return a future of the call.
+
+        It also has torch's methods: `wait()` returns the result, `value()` the result of a call
+        that is complete, and `then(callback)` a future of `callback(future)`. A callback runs on
+        the thread that completes the call, or at once if it is complete. A communication hook of
+        DistributedDataParallel needs torch's own class, which groups inside torch.distributed give.
 
         Returns:
             A concurrent.futures.Future that gets `result`, or the call's exception.
         """
-        from concurrent.futures import Future  # slow and rarely needed
-
-        future: Future[Any] = Future()
+        future = _future_class()()
         future.set_running_or_notify_cancel()
 
         def fill() -> None:

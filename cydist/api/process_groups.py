@@ -568,6 +568,27 @@ def get_backend(group: AnyGroup = None) -> str:
     return _members_only(group, "get_backend").backend
 
 
+def get_backend_config(group: AnyGroup = None) -> str:
+    """Return the backend of each kind of memory that the group takes.
+
+    Args:
+        group: A group from `new_group`; None is the default group.
+
+    Returns:
+        Pairs of device and backend, such as "cpu:tcp,cuda:tcp".
+
+    Raises:
+        ValueError: This rank is not in the group, or there is no default group.
+
+    Examples:
+        >>> dist.get_backend_config()
+        'cpu:tcp,cuda:tcp'
+    """
+    found = _members_only(group, "get_backend_config")
+    pairs = [(device, found.for_device(device).backend) for device in found.devices]
+    return ",".join(f"{device}:{backend}" for device, backend in pairs)
+
+
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
     """Return the group rank of a global rank.
 

@@ -86,10 +86,31 @@ _plugins: dict[str, Plugin] = {}
 _families: dict[str, Family] = {}
 
 
-class Backend(str):
+class _BackendType(type):
+    """The class of Backend, with torch's tables of what is registered."""
+
+    @property
+    def backend_list(cls) -> list[str]:
+        """Return "undefined" and the names of registered backends."""
+        return ["undefined", *_plugins]
+
+    @property
+    def backend_capability(cls) -> dict[str, list[str]]:
+        """Return the kinds of memory that each registered backend takes."""
+        return {name: list(plugin.devices) for name, plugin in _plugins.items()}
+
+    @property
+    def default_device_backend_map(cls) -> dict[str, str]:
+        """Return the backend that serves each kind of memory where none is asked for."""
+        return {"cpu": "tcp", "cuda": "nccl"}
+
+
+class Backend(str, metaclass=_BackendType):
     """A backend's name, in lower case.
 
-    Attributes name the known ones (``Backend.TCP``). An unknown name is accepted here and refused
+    Attributes name the known ones (``Backend.TCP``). `Backend.backend_list` and
+    `Backend.backend_capability` list what is registered, and `default_device_backend_map` what
+    serves which memory by default, as in torch. An unknown name is accepted here and refused
     when a group is made with it, since a package may still register it.
 
     Examples:
@@ -100,6 +121,10 @@ class Backend(str):
     __module__ = "cydist"
 
     UNDEFINED: ClassVar[str] = "undefined"
+    # torch's, for programs that compare names. No backend is registered under these.
+    UCC: ClassVar[str] = "ucc"
+    XCCL: ClassVar[str] = "xccl"
+    FAKE: ClassVar[str] = "fake"
     # For type checkers: register_backend sets these, and those of other backends.
     TCP: ClassVar[str]
     GLOO: ClassVar[str]
@@ -289,6 +314,58 @@ def is_mpi_available() -> bool:
         >>> backend = "mpi" if dist.is_mpi_available() else "tcp"
     """
     return is_backend_available("mpi")
+
+
+def is_ucc_available() -> bool:
+    """Return whether a backend called "ucc" exists: cydist has none of its own.
+
+    Returns:
+        True if a package has registered one.
+
+    Examples:
+        >>> dist.is_ucc_available()
+        False
+    """
+    return is_backend_available("ucc")
+
+
+def is_xccl_available() -> bool:
+    """Return whether a backend called "xccl" exists: cydist has none of its own.
+
+    Returns:
+        True if a package has registered one.
+
+    Examples:
+        >>> dist.is_xccl_available()
+        False
+    """
+    return is_backend_available("xccl")
+
+
+def get_default_backend_for_device(device: object) -> str:
+    """Return the backend that serves arrays of a device where none is asked for.
+
+    Args:
+        device: "cpu", "cuda", "cuda:0", or torch's device.
+
+    Returns:
+        The name.
+
+    Raises:
+        ValueError: No backend serves such a device by default.
+
+    Examples:
+        >>> dist.get_default_backend_for_device("cpu")
+        'tcp'
+    """
+    kind = str(getattr(device, "type", device)).partition(":")[0]
+    found = Backend.default_device_backend_map.get(kind)
+    if found is None:
+        raise ValueError(
+            f"get_default_backend_for_device: no backend serves {device!r} by default; there are "
+            f"{', '.join(Backend.default_device_backend_map)}"
+        )
+    return found
 
 
 def is_nccl_available() -> bool:
