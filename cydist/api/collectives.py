@@ -6,8 +6,9 @@ docstrings p is the number of ranks of the group, and shapes are those of one ra
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cydist._native import CallRecord, fast_collectives, fast_path, use_operation
 from cydist.api import arguments
@@ -18,11 +19,12 @@ from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import counted
 from cydist.reduce_ops import Op, RedOpType, ReduceOp, own_op
 from cydist.waiting import countdown, seconds
-from cydist.work import CombinedWork
+from cydist.work import CombinedWork, EventWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.api.arguments import AnyArray
+    from cydist.groups.process_group import ProcessGroup
     from cydist.work import Work
 
 fast_collectives.use_operations(RedOpType)
@@ -95,7 +97,9 @@ def all_reduce(
     The bits of the result are the same on every rank.
 
     Args:
-        tensor: (...), of the same size and dtype on every rank. Holds the result afterwards.
+        tensor: (...), of the same size and dtype on every rank. Holds the result afterwards. It
+            may be a sparse COO tensor of torch: then `op` is SUM, ranks may hold other elements,
+            and the call is complete when it returns, with `async_op` too.
         op: One of ReduceOp, ReduceOp.PREMUL_SUM(factor) or ReduceOp.create(function); the same on
             every rank.
         group: A group from `new_group`; None is the default group.
@@ -120,6 +124,8 @@ def all_reduce(
     """
     if (chosen := usable_group(group, "all_reduce")) is None:
         return None
+    if getattr(tensor, "is_sparse", None) is True:  # torch's
+        return _all_reduce_sparse(tensor, op, chosen, async_op, timeout)
     array = arguments.output_array(tensor, "all_reduce", "tensor")
     if type(op) is not RedOpType:
         op = own_op(op)
@@ -131,6 +137,21 @@ def all_reduce(
         array.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout)
+
+
+def _all_reduce_sparse(
+    tensor: Any, op: Op, group: ProcessGroup, async_op: bool, timeout: Timeout
+) -> Work | None:
+    """Sum torch's sparse tensors, which have no array to send."""
+    # By name, since the bridge to torch is built on this module.
+    sparse: Any = importlib.import_module("cydist.interop.torch.sparse")
+    limit = seconds(timeout, "all_reduce")
+    sparse.all_reduce(tensor, own_op(op), group.for_device(tensor.device.type), limit)
+    if not async_op:
+        return None
+    done = EventWork("all_reduce", result=[tensor])
+    done.end()
+    return done
 
 
 @fast_path

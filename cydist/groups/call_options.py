@@ -11,7 +11,7 @@ from cydist.reduce_ops import Op, ReduceOp
 
 
 class _CallOptions:
-    """What every call has.
+    """The options that every call takes.
 
     Attributes:
         timeout: Of the call, in seconds or as a timedelta; None: the group's.
