@@ -124,12 +124,14 @@ if TYPE_CHECKING:
         ScatterOptions,
     )
     from cydist.launch.spawn import spawn
+    from cydist.rendezvous.handlers import register_rendezvous_handler
     from cydist.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 # Modules of names that many programs never use: imported at first use.
 _LATER = {
     "cydist.backends.nccl.options": ("ProcessGroupNCCL",),
     "cydist.launch.spawn": ("spawn",),
+    "cydist.rendezvous.handlers": ("register_rendezvous_handler",),
     "cydist.api.device_mesh": ("DeviceMesh", "init_device_mesh"),
     "cydist.api.local_rank": ("get_node_local_rank", "is_torchelastic_launched"),
     "cydist.api.subgroups": ("new_subgroups", "new_subgroups_by_enumeration", "split_group"),
@@ -262,6 +264,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
     "register_backend",
+    "register_rendezvous_handler",
     "scan",
     "scatter",
     "scatter_object_list",

@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -146,12 +146,19 @@ def rendezvous(
             return check_in(
                 store, here, size, deadline=deadline, group_name=group_name, backend=backend
             )
-        handler = _HANDLERS.get("env" if url is None else url.scheme)
-        if handler is None:
-            raise ValueError(
-                f"init_method must begin with {', '.join(f'{name}://' for name in _HANDLERS)}, "
-                f"not {init_method!r}"
+        scheme = "env" if url is None else url.scheme
+        if scheme in _REGISTERED:
+            assert url is not None
+            found, here, size = _ask(_REGISTERED[scheme], url, rank, world_size, call.remaining)
+            call = call._replace(rank=here, world_size=size)
+            call.with_rank(f"the handler of {scheme}://")
+            return check_in(
+                found, here, size, deadline=deadline, group_name=group_name, backend=backend
             )
+        handler = _HANDLERS.get(scheme)
+        if handler is None:
+            known = ", ".join(f"{name}://" for name in (*_HANDLERS, *_REGISTERED))
+            raise ValueError(f"init_method must begin with {known}, not {init_method!r}")
         return _check_in_by(_with_query(call), handler, timeout, backend)
 
 
@@ -799,3 +806,50 @@ _HANDLERS: dict[str, Callable[[_InitArguments], tuple[Any, int, int]]] = {
     "tcp": _by_tcp,
     "file": _by_file,
 }
+
+# Those of other schemes, registered by programs.
+_REGISTERED: dict[str, Callable[..., Iterable[tuple[Any, int, int]]]] = {}
+
+
+def register_rendezvous_handler(
+    scheme: str, handler: Callable[..., Iterable[tuple[Any, int, int]]]
+) -> None:
+    """Let `handler` serve every `init_method` that begins with `scheme://`.
+
+    Args:
+        scheme: In lower case: a letter, then letters, digits, "+", "-" and ".".
+        handler: Called as ``handler(url, timeout=timedelta)``. The `rank` and `world_size` of
+            init_process_group, if given, are in the URL's query. It yields, or returns a list of,
+            one triple: a store that all ranks reach, cydist's or another library's, this process's
+            rank, and the number of ranks.
+
+    Raises:
+        ValueError: The scheme has a handler, or is not of that form.
+
+    Examples:
+        >>> def by_file(url, timeout):
+        ...     yield dist.FileStore("/shared/job", 2), rank, 2
+        >>> dist.register_rendezvous_handler("example", by_file)
+    """
+    from urllib.parse import urlsplit
+
+    if urlsplit(f"{scheme}://").scheme != scheme or not scheme:
+        raise ValueError(f"{scheme!r} is no scheme of a URL in lower case, such as 'etcd'")
+    if scheme in _HANDLERS or scheme in _REGISTERED:
+        raise ValueError(f"{scheme}:// has a rendezvous handler already")
+    _REGISTERED[scheme] = handler
+
+
+def _ask(
+    handler: Callable[..., Iterable[tuple[Any, int, int]]],
+    url: SplitResult,
+    rank: int,
+    world_size: int,
+    left: float,
+) -> tuple[Any, int, int]:
+    """Return what a program's handler finds."""
+    given = [f"{name}={n}" for name, n in (("rank", rank), ("world_size", world_size)) if n != -1]
+    whole = url._replace(query="&".join(filter(None, [url.query, *given]))).geturl()
+    for store, here, size in handler(whole, timeout=timedelta(seconds=left)):
+        return store, here, size
+    raise RendezvousError(f"the rendezvous handler of {url.scheme}:// has found no store")
