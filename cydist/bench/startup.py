@@ -114,7 +114,7 @@ def processes(count: int, rounds: int) -> Row:
 
 def ranks_of(count: int) -> list[str]:
     """Return the command of a job whose ranks only join it and leave it."""
-    launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(count)]
+    launcher = [sys.executable, "-m", "cydist.run", "--nproc-per-node", str(count)]
     return [*launcher, "--no-python", *python(RANK)]
 
 

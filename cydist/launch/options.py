@@ -22,17 +22,21 @@ from cydist.net.secret import renew_user_secret
 
 DEFAULT_PORT = 29500
 STREAMS = {1: "stdout", 2: "stderr"}
+USAGE = "usage: cydistrun [options] script.py [arguments]"
+EXAMPLE = "Example: cydistrun --nproc-per-node 4 train.py --epochs 3"
 
 # torchrun's options that cydistrun refuses, with the reason.
 REFUSED = {
-    "--rdzv-conf": "there is no rendezvous service to configure; see --master-addr",
-    "--event-log-handler": "there are no event logs",
-    "--logs-specs": "there are no plug-ins for logs; see --log-dir, --redirects and --tee",
-    "--duplicate-stdout-filters": "use --tee and grep the log file",
-    "--duplicate-stderr-filters": "use --tee and grep the log file",
-    "--numa-binding": "bind in the script, or start it with --no-python numactl",
+    "--rdzv-conf": "there is no rendezvous service to configure; give --master-addr and "
+    "--master-port",
+    "--event-log-handler": "there are no event logs; --log-dir keeps what the ranks print",
+    "--logs-specs": "there are no plug-ins for logs; give --log-dir, --redirects or --tee",
+    "--duplicate-stdout-filters": "lines are not filtered; give --tee 1 and grep the log file",
+    "--duplicate-stderr-filters": "lines are not filtered; give --tee 2 and grep the log file",
+    "--numa-binding": "ranks are not bound; bind in the script, or start it with --no-python "
+    "numactl",
     "--virtual-local-rank": "ranks of one host need different LOCAL_RANKs; choose the device in "
-    "the script",
+    "the script, as with torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
 }
 REFUSED_FLAGS = {"--virtual-local-rank"}  # the others take a value
 
@@ -106,6 +110,9 @@ class Parser(argparse.ArgumentParser):
         """Add one option. The value of its twin in the environment replaces `default`."""
         twin = config.Variable((f"PET_{names[0][2:].replace('-', '_').upper()}",), "", "")
         self._flags.update(dict.fromkeys(names, flag))
+        text = more.get("help", "")
+        if default not in (None, "") and text != argparse.SUPPRESS and "default" not in text:
+            more["help"] = f"{text} (default: {default})"
         if flag:
             group.add_argument(*names, action="store_true", default=twin.is_on(), **more)
         else:
@@ -124,10 +131,22 @@ class Parser(argparse.ArgumentParser):
         return out
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required: script"):
+            self.exit(2, f"{self.prog}: no script to start is given\n{USAGE}\n{EXAMPLE}\n")
         unknown = message.rpartition("unrecognized arguments: ")[2] if "unrec" in message else ""
         close = difflib.get_close_matches(unknown.split(" ")[0].split("=")[0], self._flags, 1)
         hint = f" (did you mean {close[0]}?)" if unknown and close else ""
         self.exit(2, f"{self.prog}: {message}{hint}; see {self.prog} --help\n")
+
+
+class _Version(argparse.Action):
+    """Print cydist's version, and end."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # slow to import, and a start needs none
+
+        print(parser.prog, version("cydist"))
+        parser.exit()
 
 
 class _NewSecret(argparse.Action):
@@ -147,8 +166,8 @@ def parser() -> Parser:
     """Return the argparse parser of the command line."""
     it = Parser(
         prog="cydistrun",
-        usage="cydistrun [options] script.py [arguments]",
-        description="Start N processes of a program as the ranks of one job.",
+        usage=USAGE.removeprefix("usage: "),
+        description=f"Start N processes of a program as the ranks of one job. {EXAMPLE}",
         epilog="Only processes that know the job's secret join it. On one host, with --hosts, and "
         "on hosts that share your home there is nothing to set. For others copy one file, mode "
         "0600, to every host, and name it in CYDIST_SECRET_FILE. "
@@ -184,9 +203,18 @@ def parser() -> Parser:
     add(what, "--module", "-m", flag=True, help="the script is a module's name, as in python -m")
     add(what, "--no-python", flag=True, help="the script is a program of its own")
     add(what, "--run-path", flag=True, help="the script is a path (the default)")
-    add(what, "--pass-local-rank", flag=True, help="append --local-rank=K to the arguments")
-    add(what, "--use-env", flag=True, help="accepted: LOCAL_RANK is always exported")
+    add(
+        what, "--pass-local-rank", flag=True,
+        help="give the script --local-rank=K before its arguments, as python -m cydist.launch does",
+    )  # fmt: skip
+    add(
+        what, "--use-env", flag=True,
+        help="python -m cydist.launch passes no --local-rank; LOCAL_RANK is always exported",
+    )  # fmt: skip
 
+    it.add_argument(
+        "--version", action=_Version, nargs=0, help="show cydist's version, and start nothing"
+    )
     what.add_argument(
         "--new-secret", action=_NewSecret, nargs=0,
         help="replace the user's own secret by a new one, and start nothing",
@@ -252,11 +280,22 @@ def parser() -> Parser:
     return it
 
 
-def parse(argv: Sequence[str]) -> LaunchOptions:
-    """Return the options in `argv`. Exits with 2 and one sentence if they are invalid."""
+def parse(argv: Sequence[str], *, passes_local_rank: bool = False) -> LaunchOptions:
+    """Return the options in `argv`. Exits with 2 and one sentence if they are invalid.
+
+    Args:
+        passes_local_rank: Without --use-env, scripts get --local-rank=K before their arguments.
+    """
     it = parser()
     given = it.parse_args(it.hyphens(argv))
     try:
+        if passes_local_rank and not given.use_env:
+            if given.no_python:
+                raise ValueError(
+                    "--no-python needs --use-env here, since a program need not know "
+                    "--local-rank; cydistrun needs none"
+                )
+            given.pass_local_rank = True
         if given.hosts:
             return _resolve_hosts(given)
         options = resolve(given)
@@ -442,6 +481,11 @@ def local_world_size(text: str) -> int:
         if not (gpus := visible_gpus()):
             raise ValueError("--nproc-per-node gpu: this host shows no CUDA device")
         return gpus
+    if text == "xpu":
+        raise ValueError(
+            "--nproc-per-node xpu: cydist has no backend for XPUs and does not count them; give "
+            "the number"
+        )
     try:
         size = int(text)
     except ValueError:

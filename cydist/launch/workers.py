@@ -92,7 +92,7 @@ class Worker:
     def _command(self, options: LaunchOptions) -> list[str]:
         command = [*options.command]
         if options.pass_local_rank:
-            command.append(f"--local-rank={self.local_rank}")
+            command.insert(1, f"--local-rank={self.local_rank}")
         if options.is_module:
             return [sys.executable, "-u", "-m", *command]
         # -u: output of a killed worker must not be lost in its buffer.

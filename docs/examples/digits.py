@@ -345,7 +345,7 @@ def start(options: argparse.Namespace) -> None:
         mpirun = str(beside) if beside.exists() else "mpirun"
         launcher = [mpirun, "-n", str(options.ranks), sys.executable]
     else:
-        launcher = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(options.ranks)]
+        launcher = [sys.executable, "-m", "cydist.run", "--nproc-per-node", str(options.ranks)]
     os.execvp(launcher[0], [*launcher, *sys.argv])
 
 

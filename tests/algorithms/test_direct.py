@@ -162,7 +162,7 @@ def test_a_rank_that_may_not(tmp_path: Path) -> None:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("CYDIST_")}
     env = {**inherited, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "cydist.launch", "-n", "2", str(program)],
+        [sys.executable, "-m", "cydist.run", "-n", "2", str(program)],
         capture_output=True, text=True, timeout=60, check=False, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -211,7 +211,7 @@ def test_a_reader_that_was_stopped(tmp_path: Path, memory: str) -> None:
         "CYDIST_ALGORITHM": "scatter:direct",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "cydist.launch", "-n", "2", str(program), "3", memory],
+        [sys.executable, "-m", "cydist.run", "-n", "2", str(program), "3", memory],
         capture_output=True, text=True, timeout=60, check=False, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ def pytest_on(ranks: int, cwd: Path, *arguments: str) -> subprocess.CompletedPro
     for name in ("cydist", "_cydist_pytest.py"):  # away from this project's conftest.py
         if not (cwd / name).exists():
             (cwd / name).symlink_to(ROOT / name)
-    launch = ("-m", "cydist.launch", "--nproc-per-node", str(ranks), "-m", "pytest")
+    launch = ("-m", "cydist.run", "--nproc-per-node", str(ranks), "-m", "pytest")
     return subprocess.run(
         [sys.executable, *launch, "-p", "_cydist_pytest", "-q", *arguments],
         cwd=cwd, env={**os.environ, "PYTHONPATH": str(cwd)}, capture_output=True, text=True,

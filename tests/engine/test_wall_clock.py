@@ -147,7 +147,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, transport: str) -> N
     build = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
     subprocess.run(build, check=True, timeout=50)
     done = subprocess.run(
-        [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", str(program)],
+        [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", str(program)],
         env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip

@@ -104,7 +104,7 @@ except cydist.PeerFailedError as error:
 def test_ranks_are_processes(site: Path, tmp_path: Path) -> None:
     """Under cydistrun, where a rank that has left is noticed by the other."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    launch = ("-m", "cydist.launch", "--nproc-per-node", "2", "program.py")
+    launch = ("-m", "cydist.run", "--nproc-per-node", "2", "program.py")
     ended = python(site, tmp_path, *launch)
     assert ended.returncode == 0, ended.stderr
     said = sorted(ended.stdout.splitlines())

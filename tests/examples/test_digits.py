@@ -36,7 +36,7 @@ def digits() -> ModuleType:
 def launcher(name: str) -> list[str]:
     """The command that starts two ranks of a script under `name`."""
     if name == "cydistrun":
-        return [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2"]
+        return [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2"]
     if name == "torchrun":
         pytest.importorskip("torch")
         return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

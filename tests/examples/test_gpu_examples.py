@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 
 def losses(program: str, ranks: int) -> list[float]:
     """The first and the last loss that a job prints."""
-    command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", str(ranks)]
     said = subprocess.run(
         [*command, str(EXAMPLES / program), "--on", "cpu"],
         capture_output=True, text=True, timeout=50, check=True,

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 def launch(launcher: str, ranks: int) -> list[str | Path]:
     """The command that starts so many ranks of a script."""
     if launcher == "cydistrun":
-        return [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
+        return [sys.executable, "-m", "cydist.run", "--nproc-per-node", str(ranks)]
     path = ROOT / f".venv-{launcher}/bin"
     if not path.exists():
         pytest.skip(f"no .venv-{launcher}: scripts/test-mpi makes it")

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 def measure(transport: str, ranks: int = 2, algorithm: str = "", *calls: str) -> Found:
     """Bytes that each call takes on the rank that takes most, in new processes."""
-    launch = ("-m", "cydist.launch", "--no-prefix", "--nproc-per-node", str(ranks))
+    launch = ("-m", "cydist.run", "--no-prefix", "--nproc-per-node", str(ranks))
     settings = {"CYDIST_TRANSPORT": transport, "CYDIST_ALGORITHM": algorithm}
     done = subprocess.run(
         [sys.executable, *launch, str(PROGRAM), str(NBYTES), *calls],

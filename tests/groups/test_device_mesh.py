@@ -267,7 +267,7 @@ def test_it_makes_the_default_group() -> None:
         "assert dist.init_device_mesh('cpu', (1, 2)).get_group(1).size() == 2\n"
         "dist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", "--no-python"]
+    command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", "--no-python"]
     done = subprocess.run(
         [*command, sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
         check=False,

@@ -169,7 +169,7 @@ def test_cydists_store_and_torchs_have_ports_of_their_own(
     """One program may have groups of cydist's and of torch's, made in any order."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    start = ["-m", "cydist.launch", "-n", "2"] if how == "cydistrun" else []
+    start = ["-m", "cydist.run", "-n", "2"] if how == "cydistrun" else []
     printed = run([*start, str(program), how, *orders.split()])
     sums = [[2.0] * 3 for _ in orders.split()]
     labels = [f"[{rank}] " if how == "cydistrun" else "" for rank in range(2)]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/interop/torch_shared.py"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 LAUNCHERS = {
-    "cydistrun": ["-m", "cydist.launch", "--no-prefix", "-n", "2"],
+    "cydistrun": ["-m", "cydist.run", "--no-prefix", "-n", "2"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 

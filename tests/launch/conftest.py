@@ -53,7 +53,7 @@ class Launcher:
 
     def start(self, *arguments: str, **more: object) -> subprocess.Popen[bytes]:
         """Start cydistrun; `more` goes to Popen, `env` is added to the environment."""
-        return self._start([sys.executable, "-m", "cydist.launch", *arguments], **more)
+        return self._start([sys.executable, "-m", "cydist.run", *arguments], **more)
 
     def _start(self, command: list[str], **more: object) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}

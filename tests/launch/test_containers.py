@@ -16,7 +16,7 @@ from transport_ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(ROOT / "tests/programs/container_job.py")
-JOB = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", PROGRAM]
+JOB = [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", PROGRAM]
 LIMIT = 100  # seconds
 PROCESS_VM_READV, PROCESS_VM_WRITEV, MEMFD_CREATE = 310, 311, 319  # on x86-64
 PERMISSION = 1

@@ -610,7 +610,7 @@ class CutOff:
     def ends(self, script: str, timeout: int) -> list[Ended]:
         """Return how the launchers ended, of which each had a CYDIST_PEER_TIMEOUT."""
         key = secret_file(self.directory / "key")
-        command = (sys.executable, "-m", "cydist.launch", "--nnodes=2")
+        command = (sys.executable, "-m", "cydist.run", "--nnodes=2")
         with network_of(2, self.directory / "network") as (_, made):
             hosts = [
                 self.launcher.start_command(

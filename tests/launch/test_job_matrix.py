@@ -28,7 +28,7 @@ Commands = list[tuple[list[str], dict[str, str]]]
 
 
 def cydistrun(ranks: int, directory: Path) -> Commands:
-    return [(["-m", "cydist.launch", "--nproc-per-node", f"{ranks}", str(PROGRAM)], {})]
+    return [(["-m", "cydist.run", "--nproc-per-node", f"{ranks}", str(PROGRAM)], {})]
 
 
 def torchrun(ranks: int, directory: Path) -> Commands:
@@ -108,7 +108,7 @@ def all_ranks_succeeded(ranks: int, output: str) -> None:
 
 @pytest.mark.parametrize("ranks", [2, *more(1, 3, 4)])
 def test_cydistrun(tmp_path: Path, ranks: int) -> None:
-    """python -m cydist.launch --nproc-per-node N."""
+    """python -m cydist.run --nproc-per-node N."""
     all_ranks_succeeded(ranks, run(cydistrun(ranks, tmp_path), tmp_path))
 
 

@@ -398,7 +398,7 @@ def test_open_mpis_mpirun_of_another_mpi_is_explained() -> None:
 def test_a_launcher_that_is_not_mpis_is_explained(mpi: Path) -> None:
     """Under cydistrun the backend mpi says how to start its ranks."""
     done = run(
-        mpi / "python", "-m", "cydist.launch", "--nproc-per-node", 2, PROGRAM, "over-mpi"
+        mpi / "python", "-m", "cydist.run", "--nproc-per-node", 2, PROGRAM, "over-mpi"
     )  # fmt: skip
     assert done.returncode != 0
     assert "mpirun -n 2" in done.stdout

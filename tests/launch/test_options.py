@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cydist.launch.options import LaunchOptions, parse, which_streams
+from cydist.launch.options import REFUSED, LaunchOptions, parse, parser, which_streams
 
 SCRIPT = os.path.abspath(__file__)
 CPUS = len(os.sched_getaffinity(0))
@@ -72,6 +73,7 @@ def test_accepted(arguments: str, expected: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ("--nproc-per-node xpu", "cydist has no backend for XPUs"),
         ("--nproc-per-node x", "'x' is not a number, cpu, gpu or auto"),
         ("-n 0", "must be at least 1, got 0"),
         ("--nnodes 2:x", "'2:x' is not a number"),
@@ -169,7 +171,6 @@ def test_slurm_has_no_words_for_a_count(
     [
         (["--nproc-per-nod", "2", SCRIPT], "did you mean --nproc-per-node?"),
         (["--max_restart=2", SCRIPT], "did you mean --max-restarts?"),
-        ([], "required: script"),
         (["nowhere.py"], "no file 'nowhere.py'"),
         (["--no-python", "no-such-program"], "no program 'no-such-program'"),
     ],
@@ -247,14 +248,94 @@ def test_streams_of_any_text(text: str) -> None:
     assert all(0 <= rank < 4 and 1 <= value <= 3 for rank, value in streams.items())
 
 
+def run_launcher(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cydist.run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "usage: cydistrun [options] script.py [arguments]",
+        "Example: cydistrun --nproc-per-node 4 train.py --epochs 3",
+        "processes on this host: a number, cpu, gpu, or auto (GPUs if any, else CPUs) (default: 1)",
+        "up to N times (default: 0)",
+        "local rank: 0:3,1:2 (default: 0)",
+        "workers (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+        "from the polite signal to SIGKILL; default: 5",
+        "Only processes that know the job's secret join it.",
+        "CYDIST_SECRET_FILE",
+    ],
+    ids=["usage", "example", "size", "restarts", "streams", "signals", "grace", "secret", "file"],
+)
+def test_help(words: str) -> None:
+    """--help shows the usage, an example, the defaults and what to do about the secret."""
+    result = run_launcher("--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert words in " ".join(result.stdout.split())
+
+
 def test_every_option_has_help() -> None:
-    """--help ends well and shows no option without a word about it."""
-    result = subprocess.run(
-        [sys.executable, "-m", "cydist.launch", "--help"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert "usage: cydistrun [options] script.py [arguments]" in result.stdout
-    assert result.stderr == ""
+    """No option that cydistrun takes lacks a word about it in --help."""
+    silent = [action.dest for action in parser()._actions if not action.help]
+    assert silent == []
+
+
+def test_version() -> None:
+    """--version shows the installed version, and starts nothing."""
+    result = run_launcher("--version")
+    assert (result.returncode, result.stdout) == (0, f"cydistrun {version('cydist')}\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"]], ids=["alone", "only options"])
+def test_no_script(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a script the launcher says that it is missing, with the usage and an example."""
+    with pytest.raises(SystemExit) as end:
+        parse(arguments)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "cydistrun: no script to start is given",
+        "usage: cydistrun [options] script.py [arguments]",
+        "Example: cydistrun --nproc-per-node 4 train.py --epochs 3",
+    ]
+
+
+# A value for each of torchrun's options that takes one.
+TORCHRUN_VALUES = {
+    "--nnodes": "1:1", "--nproc-per-node": "2", "--rdzv-backend": "static",
+    "--rdzv-endpoint": "h:1234", "--rdzv-id": "job", "--rdzv-conf": "timeout=3",
+    "--max-restarts": "1", "--monitor-interval": "5", "--start-method": "fork",
+    "--event-log-handler": "console", "--role": "trainer", "--log-dir": "logs",
+    "--redirects": "3", "--tee": "3", "--local-ranks-filter": "0",
+    "--duplicate-stdout-filters": "x", "--duplicate-stderr-filters": "x", "--node-rank": "0",
+    "--master-addr": "h", "--master-port": "1234", "--local-addr": "h", "--logs-specs": "mine",
+    "--numa-binding": "node", "--signals-to-handle": "SIGTERM", "--shutdown-timeout": "7",
+}  # fmt: skip
+
+
+def test_every_option_of_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    """Works in each of its spellings, or is refused with the reason and the alternative."""
+    run = pytest.importorskip("torch.distributed.run")
+    options = [each for each in run.get_args_parser()._actions if each.option_strings]
+    checked, refused = 0, set()
+    for option in options:
+        if "--help" in option.option_strings:
+            continue
+        name = max(option.option_strings, key=lambda each: (each.count("-"), len(each)))
+        for spelling in option.option_strings:
+            flag = option.nargs == 0
+            words = [spelling] if flag else [spelling, TORCHRUN_VALUES[name]]
+            script = {"--module": "somewhere", "--no-python": "true"}.get(name, SCRIPT)
+            checked += 1
+            try:
+                assert parse([*words, script]).command == (script,), spelling
+            except SystemExit:
+                said = capsys.readouterr().err
+                refused.add(name)
+                assert f"{name} is not supported: {REFUSED[name]}" in said, said
+                assert ";" in REFUSED[name], name
+    assert checked >= 50
+    assert refused == set(REFUSED)
 
 
 def test_launcher_imports_no_numbers() -> None:

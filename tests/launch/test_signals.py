@@ -99,7 +99,7 @@ def test_suspend_and_resume(launcher: Launcher) -> None:
 )
 def test_unauthenticated_clients_are_left_alone(launcher: Launcher, end: str) -> None:
     """Children of a shell that became cydistrun by exec are none of the job's."""
-    command = f"sleep 1000 >&- 2>&- & echo ready $!; exec {sys.executable} -m cydist.launch"
+    command = f"sleep 1000 >&- 2>&- & echo ready $!; exec {sys.executable} -m cydist.run"
     process = launcher.start_shell(f"{command} {launcher.script(end)}")
     launcher.wait_ready(process, 1)
     process.communicate(timeout=60)

@@ -184,7 +184,7 @@ def test_a_host_without_cydist(launcher: Launcher, tmp_path: Path, setup: str, w
     ssh = tmp_path / "bin/ssh"
     ssh.write_text(SSH.replace("exec env -i", f"(cd {tmp_path} && {setup}); exec env -i"))
     script = launcher.script("print('started')")
-    command = (str(link), "-m", "cydist.launch", "--hosts=a:1", script)
+    command = (str(link), "-m", "cydist.run", "--hosts=a:1", script)
     process = launcher.start_command(*command, env={"PYTHONPATH": str(tmp_path)})
     ((code, out, err),) = ends(process)
     assert (code, out) == (1, "")
@@ -196,7 +196,7 @@ def test_no_module_comes_from_the_directory(launcher: Launcher, tmp_path: Path) 
     """Others may write there, as in /tmp. Neither launcher imports what they left."""
     (tmp_path / "argparse.py").write_text(f"open({str(tmp_path / 'seen')!r}, 'w')\n")
     script = launcher.script("print('started')")
-    command = (sys.executable, "-P", "-m", "cydist.launch", "--hosts=a:1,localhost:1", script)
+    command = (sys.executable, "-P", "-m", "cydist.run", "--hosts=a:1,localhost:1", script)
     source = str(Path(__file__).parents[2])
     ((code, out, err),) = ends(launcher.start_command(*command, env={"PYTHONPATH": source}))
     assert (code, without_notices(err)) == (0, "")
@@ -303,7 +303,7 @@ def test_the_death_of_a_launcher_ends_all(launcher: Launcher) -> None:
 def test_a_reader_that_goes_ends_nothing_else(launcher: Launcher) -> None:
     """`| head` takes what it wants, and the job ends well."""
     script = launcher.script("for _ in range(10000): print('x' * 100)")
-    command = f"{sys.executable} -m cydist.launch --hosts=a:1 {script}; echo code $? >&2"
+    command = f"{sys.executable} -m cydist.run --hosts=a:1 {script}; echo code $? >&2"
     process = launcher.start_shell(f"({command}) | head -n 1")
     ((code, out, err),) = ends(process)
     assert (code, out) == (0, f"[0] {'x' * 100}\n")

@@ -32,7 +32,7 @@ def cydistrun(
     launcher: Launcher, made: SshHosts, host: Host, *arguments: str
 ) -> subprocess.Popen[bytes]:
     """Start it on a host."""
-    command = (sys.executable, "-m", "cydist.launch", "--export=LAUNCH_TEST", *arguments)
+    command = (sys.executable, "-m", "cydist.run", "--export=LAUNCH_TEST", *arguments)
     path = f"{made.programs}:{os.environ['PATH']}"
     inside = host.enter("sh", "-c", 'cd "$0" && exec "$@"', str(launcher.directory), *command)
     return launcher.start_command(*inside, env={"PATH": path})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +35,58 @@ def test_arguments_reach_the_script(launcher: Launcher) -> None:
     assert result.stdout == "[0] ['--some_option', '-n', 'x y', '--local_r=1']\n"
 
 
-def test_old_launcher_argument(launcher: Launcher) -> None:
-    """--pass-local-rank appends the argument that torch.distributed.launch's scripts expect."""
-    script = launcher.script("print(sys.argv[1:])")
-    result = launcher.run("-n", "2", "--pass-local-rank", script, "a")
+OLD_PROGRAM = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--local-rank", "--local_rank", type=int)
+parser.add_argument("rest", nargs="*")
+args = parser.parse_args()
+print(args.local_rank, os.environ["LOCAL_RANK"], args.rest)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "passed"),
+    [
+        ("cydist.launch", [], True),
+        ("cydist.launch", ["--use-env"], False),
+        ("cydist.launch", ["--use_env"], False),
+        ("cydist.run", [], False),
+        ("cydist.run", ["--pass-local-rank"], True),
+    ],
+    ids=["launch", "launch --use-env", "launch --use_env", "run", "run --pass-local-rank"],
+)
+def test_local_rank_argument(
+    launcher: Launcher, module: str, options: list[str], passed: bool
+) -> None:
+    """`python -m cydist.launch` gives scripts --local-rank, unless told not to."""
+    script = launcher.script(OLD_PROGRAM)
+    command = [sys.executable, "-m", module, "-n", "2", *options, script, "a"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert sorted(result.stdout.splitlines()) == [
-        f"[{rank}] ['a', '--local-rank={rank}']" for rank in range(2)
+        f"[{rank}] {rank if passed else None} {rank} ['a']" for rank in range(2)
     ]
+
+
+@pytest.mark.parametrize("how", [(), ("-m",)], ids=["script", "module"])
+def test_local_rank_is_the_first_argument(launcher: Launcher, how: tuple[str, ...]) -> None:
+    """--local-rank stands before the script's own arguments, as torch.distributed.launch's does."""
+    launcher.script("import sys; print(sys.argv[1:])")
+    (launcher.directory / "somewhere.py").write_text("import sys; print(sys.argv[1:])")
+    what = "somewhere" if how else "somewhere.py"
+    result = launcher.run("--pass-local-rank", *how, what, "a", "-b")
+    assert result.stdout == "[0] ['--local-rank=0', 'a', '-b']\n"
+
+
+def test_a_program_need_not_know_local_rank(launcher: Launcher) -> None:
+    """`python -m cydist.launch --no-python` needs --use-env, as torch.distributed.launch does."""
+    command = [sys.executable, "-m", "cydist.launch", "--no-python"]
+    refused, started = (
+        subprocess.run([*command, *more, "true"], capture_output=True, text=True, timeout=60)
+        for more in ([], ["--use-env"])
+    )
+    assert (refused.returncode, started.returncode) == (2, 0)
+    assert "--no-python needs --use-env" in refused.stderr
 
 
 def test_module(launcher: Launcher) -> None:

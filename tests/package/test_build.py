@@ -51,7 +51,7 @@ def check_works(package: Path, scratch: Path) -> None:
     """Two ranks, started by cydistrun with the cydist in `package`, add up their arrays."""
     program = scratch / "program.py"
     program.write_text(PROGRAM)
-    launch = (sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", str(program))
+    launch = (sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", str(program))
     printed = run(*launch, cwd=scratch, PYTHONPATH=str(package)).splitlines()
     expected = f"{package}/cydist/__init__.py [3.0, 30.0]"
     assert [line.endswith(expected) for line in printed] == [True, True], printed

@@ -280,7 +280,7 @@ def test_examples(page: str, tmp_path: Path) -> None:
     file, program, command, expected = example(page)
     assert len(program.splitlines()) <= 10
     (tmp_path / file).write_text(program)
-    arguments = [sys.executable, "-m", "cydist.launch", *command.split()[1:]]
+    arguments = [sys.executable, "-m", "cydist.run", *command.split()[1:]]
     result = subprocess.run(
         arguments, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
     )

@@ -68,7 +68,7 @@ def test_functions_and_classes_have_an_example(name: str) -> None:
 
 def test_examples_run() -> None:
     """The examples give on both ranks of a job what they show."""
-    command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2"]
     program = ROOT / "tests/programs/docstring_examples.py"
     place = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])}
     done = subprocess.run(

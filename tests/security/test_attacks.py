@@ -388,7 +388,7 @@ def test_he_cannot_take_the_port_of_cydistruns_store() -> None:
     """The launcher listens there from the start. He may have MASTER_PORT, which is not cydist's:
     the job goes on."""
     with another_user() as attacker, Job(attacker) as job:
-        job.start(["-m", "cydist.launch", "--nproc-per-node", "2", PROGRAM], GATE=job.gate("gate"))
+        job.start(["-m", "cydist.run", "--nproc-per-node", "2", PROGRAM], GATE=job.gate("gate"))
         variables = job.variables()
         ports = [int(variables["CYDIST_STORE_PORT"].split()[0]), int(variables["MASTER_PORT"])]
         assert attacker.ask("squat", ports) == {"got": ports[1:]}
@@ -406,7 +406,7 @@ def test_frames_between_ranks_of_cydistrun(kind: str) -> None:
         attack = {"on": "peer", "kind": kind, "at": 0, "command": attacker.command()} | FRAMES[kind]
         desk = attacker.ask("desk", attack)["port"]
         with Job(attacker, DESK=str(desk), CYDIST_NAT="1") as job:
-            job.start(["-m", "cydist.launch", "--nproc-per-node", "2", PROGRAM])
+            job.start(["-m", "cydist.run", "--nproc-per-node", "2", PROGRAM])
             check_unharmed(attacker, job, ranks=1)
         assert [event for event in attacker.events() if event.startswith(kind)]
         assert '"fine"' not in job.said

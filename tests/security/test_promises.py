@@ -365,7 +365,7 @@ def test_secret_of_a_job_is_nowhere_to_be_seen(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", "--log-dir", str(logs),
+            [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", "--log-dir", str(logs),
              "--tee", "3", str(program)],
             capture_output=True, timeout=60, check=False,
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}"},

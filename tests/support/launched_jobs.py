@@ -83,7 +83,7 @@ def by_cydistrun(hosts: Sequence[Host], program: str = PROGRAM) -> Launch:
     def start(job: Job, *numbers: int) -> None:
         for number in numbers or (0, 1):
             job.start(
-                ["-m", "cydist.launch", "--nnodes=2", f"--node-rank={number}",
+                ["-m", "cydist.run", "--nnodes=2", f"--node-rank={number}",
                  f"--master-addr={hosts[0].address}", f"--master-port={PORT}", program],
                 [*hosts[number].enter("sh", "-c", 'cd "$0" && exec "$@"', str(ROOT)),
                  sys.executable],

@@ -59,7 +59,7 @@ def test_a_unique_id_travels_through_the_store_only(standins: Path, tmp_path: Pa
     subprocess.run(
         ["gcc", *flags, "-o", preloaded, HERE / "fake_nccl_wire.c"], check=True, timeout=60
     )
-    command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", str(ranks)]
     result = subprocess.run(
         [*command, str(HERE.parents[1] / "programs/gpu_ids.py")],
         env={

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(2 * LIMIT + 20)  # two programs
 
 def started(standins: Path, step: str, ranks: int, program: Path = PROGRAM, **settings: str) -> Any:
     """A step, when it is over."""
-    command = [sys.executable, "-m", "cydist.launch", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", str(ranks)]
     return subprocess.run(
         [*command, str(program), *step.split()],
         env={**os.environ, "STANDIN": str(standins), "PYTHONWARNINGS": "ignore", **settings},

@@ -352,7 +352,7 @@ def test_ranks_may_be_interrupted_die_and_leave(tmp_path: Path, end: str) -> Non
     who leaves with calls under way ends without a signal."""
     (tmp_path / "program.py").write_text(PROGRAM)
     result = subprocess.run(
-        [sys.executable, "-m", "cydist.launch", "--nproc-per-node", "2", "program.py", end],
+        [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", "program.py", end],
         capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
