@@ -116,6 +116,12 @@ _made: WeakKeyDictionary[ProcessGroup, dict[str, list[ProcessGroup]]] = WeakKeyD
 _tries: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 
 
+def end_entry_groups(group: ProcessGroup) -> None:
+    """End the groups of entries that calls on this group have made. Every member calls this."""
+    for groups in _made.pop(group, {}).values():
+        _end(groups)
+
+
 def _end(groups: Sequence[ProcessGroup]) -> None:
     """Destroy all at once: one may wait for another to leave."""
     tasks = [TaskWork("destroy_process_group", group.destroy, None) for group in groups]

@@ -41,6 +41,7 @@ ORDER = f"""
     backends/host
     backends/mpi backends/nccl backends/torch
     api
+    deprecated
     {FACE}
     interop
     interop/torch

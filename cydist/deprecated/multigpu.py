@@ -1,11 +1,9 @@
-"""Calls of torch.distributed's first versions, under their own names and with their own defaults.
+"""Calls of torch.distributed's first versions that take a list of arrays, one for each GPU.
 
-The `*_multigpu` calls take a list of arrays, one for each GPU that a process drives. All ranks pass
-as many arrays, of one size and dtype. All other functions of cydist expect one rank per GPU. A list
-of one array makes the call for single arrays. Arrays may be in CPU memory if the group's backend
-takes them. Calls with longer lists wait for all ranks, because their lengths are compared. An error
-in
-such a call fails a group of its own: later calls with lists raise.
+All ranks pass as many arrays, of one size and dtype. All other functions of cydist expect one rank
+per GPU. A list of one array makes the call for single arrays. Arrays may be in CPU memory if the
+group's backend takes them. Calls with longer lists wait for all ranks, because their lengths are
+compared. An error in such a call fails a group of its own: later calls with lists raise.
 """
 
 from __future__ import annotations
