@@ -94,6 +94,17 @@ ISA = Variable(
     "",
     "forces a variant of the kernels: baseline, avx2, avx512, avx512bf16 or avx512fp16",
 )
+DEBUG = Variable(
+    ("CYDIST_DEBUG", "TORCH_DISTRIBUTED_DEBUG"),
+    "OFF",
+    "DETAIL on all ranks: collectives are compared before they run, which costs a round trip; OFF "
+    "or INFO: while they run",
+)
+CHECK_NAN = Variable(
+    ("CYDIST_CHECK_NAN",),
+    "0",
+    "1 on all ranks: NaN or infinity in an array of a call is an error that says where it is",
+)
 FAILPOINT = Variable(
     ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"
 )
@@ -165,6 +176,17 @@ NCCL_HOSTID = Variable(
 )
 NO_COLOR = Variable(("NO_COLOR",), "", "anything: cydistrun uses no colours")
 TERM = Variable(("TERM",), "dumb", "what the terminal can do; dumb: no colours, no redrawing")
+
+
+def debug_level() -> str:
+    """Return CYDIST_DEBUG: OFF, INFO or DETAIL. Raises ValueError for anything else."""
+    level = DEBUG.get().strip().upper()
+    if level not in ("OFF", "INFO", "DETAIL"):
+        raise ValueError(
+            f"CYDIST_DEBUG, or TORCH_DISTRIBUTED_DEBUG, is {DEBUG.get()!r}: it must be OFF, INFO "
+            "or DETAIL"
+        )
+    return level
 
 
 def check_retired() -> None:

@@ -86,6 +86,10 @@ class MismatchError(DistBackendError):
     """Ranks are in different calls, or disagree on dtype, count, root or reduction."""
 
 
+class NonFiniteError(DistBackendError):
+    """With CYDIST_CHECK_NAN=1: an array of a call holds NaN or infinity."""
+
+
 class GroupFailedError(DistBackendError):
     """An earlier error failed this group for good; its cause is `__cause__`."""
 

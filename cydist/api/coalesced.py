@@ -78,7 +78,7 @@ def all_reduce_coalesced(
         for flat in flats:
             flat.copy_back()
 
-    return prepared.run(body, tensors, async_op, timeout)
+    return prepared.run(body, tensors, async_op, timeout, arrays, arrays)
 
 
 def all_gather_coalesced(
@@ -145,7 +145,7 @@ def all_gather_coalesced(
         call.sizes = sizes
         _gather(prepared.group, call, own, into)
 
-    return prepared.run(body, output_tensor_lists, async_op, timeout)
+    return prepared.run(body, output_tensor_lists, async_op, timeout, inputs, outputs)
 
 
 def all_gather_into_tensor_coalesced(
@@ -213,7 +213,7 @@ def all_gather_into_tensor_coalesced(
         for output, packed in zip(outputs, dense, strict=True):
             output.copy_from(packed)
 
-    return prepared.run(body, output_tensors, async_op, timeout)
+    return prepared.run(body, output_tensors, async_op, timeout, inputs, outputs)
 
 
 def reduce_scatter_tensor_coalesced(
@@ -284,7 +284,7 @@ def reduce_scatter_tensor_coalesced(
         for flat in own:
             flat.copy_back()
 
-    return prepared.run(body, outputs, async_op, timeout)
+    return prepared.run(body, outputs, async_op, timeout, arrays, into)
 
 
 def _gather(

@@ -80,7 +80,11 @@ def broadcast(
         if prepared.group.rank() != root:
             array.copy_from(dense)
 
-    return prepared.run(body, [tensor], async_op, timeout)
+    at_root = chosen.rank() == root
+    return prepared.run(
+        body, [tensor], async_op, timeout, (array,) if at_root else (), () if at_root else (array,),
+        root,
+    )  # fmt: skip
 
 
 @fast_path
@@ -136,7 +140,7 @@ def all_reduce(
         prepared.reducer.all_reduce(call, dense, op)
         array.copy_from(dense)
 
-    return prepared.run(body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout, (array,), (array,))
 
 
 def _all_reduce_sparse(
@@ -207,7 +211,8 @@ def reduce(
         if prepared.group.rank() == root:
             array.copy_from(dense)
 
-    return prepared.run(body, [tensor], async_op, timeout)
+    written = (array,) if chosen.rank() == root else ()
+    return prepared.run(body, [tensor], async_op, timeout, (array,), written, root)
 
 
 def all_gather(
@@ -265,7 +270,7 @@ def all_gather(
         prepared.group.all_gather(call, into.arrays, own)
         into.copy_back()
 
-    return prepared.run(body, tensor_list, async_op, timeout)
+    return prepared.run(body, tensor_list, async_op, timeout, (array,), outputs)
 
 
 @fast_path
@@ -324,7 +329,7 @@ def all_gather_into_tensor(
         prepared.group.all_gather(call, blocks, own)
         output.copy_from(dense)
 
-    return prepared.run(body, [output_tensor], async_op, timeout)
+    return prepared.run(body, [output_tensor], async_op, timeout, (array,), (output,))
 
 
 @fast_path
@@ -376,7 +381,7 @@ def gather(
         def send(call: CallRecord) -> None:
             prepared.group.run_gather(call, own, None, root)
 
-        return prepared.run(send, [], async_op, timeout)
+        return prepared.run(send, [], async_op, timeout, (array,), (), root)
     outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
     arguments.check_same_dtype([array, *outputs], "gather")
     arguments.check_same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
@@ -390,7 +395,7 @@ def gather(
         prepared.group.run_gather(call, own, into.arrays, root)
         into.copy_back()
 
-    return prepared.run(receive, gather_list, async_op, timeout)
+    return prepared.run(receive, gather_list, async_op, timeout, (array,), outputs, root)
 
 
 @fast_path
@@ -436,6 +441,7 @@ def scatter(
     output = arguments.output_array(tensor, "scatter", "tensor")
     prepared = Prepared(chosen, "scatter", output)
     dense = output if output.contiguous else output.empty_like()
+    listed: Sequence[Array] = ()
     given: list[Array] | None = None
     if chosen.rank() == root:
         inputs = arguments.input_list(scatter_list, "scatter", "scatter_list", chosen.size())
@@ -448,7 +454,7 @@ def scatter(
             lambda _, j: all(output.same_memory(inputs[k]) for k in (j, root)),
             arguments.OWN_BLOCK,
         )  # fmt: skip
-        given = ContiguousCopies(inputs).arrays
+        listed, given = inputs, ContiguousCopies(inputs).arrays
     else:
         arguments.check_absent(scatter_list, "scatter", "scatter_list", "src")
 
@@ -456,7 +462,7 @@ def scatter(
         prepared.group.run_scatter(call, dense, given, root)
         output.copy_from(dense)
 
-    return prepared.run(body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout, listed, (output,), root)
 
 
 def reduce_scatter(
@@ -510,7 +516,9 @@ def reduce_scatter(
         op = own_op(op)
     prepared = Prepared(chosen, name, into, op)
     blocks = ContiguousCopies(inputs).arrays
-    return _reduce_scatter(prepared, into, bool(shared), blocks, op, [output], async_op, timeout)
+    return _reduce_scatter(
+        prepared, into, bool(shared), blocks, op, [output], async_op, timeout, inputs
+    )
 
 
 @fast_path
@@ -566,13 +574,14 @@ def reduce_scatter_tensor(
         op = own_op(op)
     prepared = Prepared(chosen, name, into, op)
     return _reduce_scatter(
-        prepared, into, bool(shared), array.dense().blocks(p), op, [output], async_op, timeout
-    )
+        prepared, into, bool(shared), array.dense().blocks(p), op, [output], async_op, timeout,
+        (array,),
+    )  # fmt: skip
 
 
 def _reduce_scatter(
     prepared: Prepared, output: Array, shared: bool, blocks: list[Array], op: Op, result: object,
-    async_op: bool, timeout: Timeout,
+    async_op: bool, timeout: Timeout, inputs: Sequence[Array],
 ) -> Work | None:  # fmt: skip
     """Run a reduce_scatter. `shared`: the output shares memory with an input."""
     dense = output if output.contiguous and not shared else output.empty_like()
@@ -581,7 +590,7 @@ def _reduce_scatter(
         prepared.reducer.run_reduce_scatter(call, dense, blocks, op)
         output.copy_from(dense)
 
-    return prepared.run(body, result, async_op, timeout)
+    return prepared.run(body, result, async_op, timeout, inputs, (output,))
 
 
 def all_to_all(
@@ -640,7 +649,7 @@ def all_to_all(
         prepared.group.all_to_all(call, into.arrays, own.arrays, False)
         into.copy_back()
 
-    return prepared.run(body, output_tensor_list, async_op, timeout)
+    return prepared.run(body, output_tensor_list, async_op, timeout, inputs, outputs)
 
 
 @fast_path
@@ -721,7 +730,10 @@ def all_to_all_single(
         prepared.group.all_to_all(call, parts, own, even)
         into.copy_from(dense)
 
-    return prepared.run(body, [output], async_op, timeout)
+    splits = ([part.size for part in own], [part.size for part in parts])
+    return prepared.run(
+        body, [output], async_op, timeout, (array,), (into,), splits=splits
+    )  # fmt: skip
 
 
 @fast_path
@@ -814,7 +826,7 @@ def _scan(
         prepared.reducer.scan(call, dense, op, inclusive)
         array.copy_from(dense)
 
-    return prepared.run(body, [tensor], async_op, timeout)
+    return prepared.run(body, [tensor], async_op, timeout, (array,), (array,))
 
 
 @fast_path

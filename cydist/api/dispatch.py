@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,13 @@ from cydist import _native
 from cydist._native import CallRecord
 from cydist.api.arguments import check_op
 from cydist.devices import array_libraries
-from cydist.errors import UnsupportedError
+from cydist.errors import NonFiniteError, UnsupportedError
+from cydist.groups.call_checks import CheckedCall
 from cydist.groups.derived import UserOpReducer, elements_dtype
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.profiler_ranges import call_range, is_profiling, until_completed
 from cydist.reduce_ops import Op, UserReduction
+from cydist.work import FinishedWork
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -34,9 +36,10 @@ class Prepared:
         reducer: What reduces there: the group or, for a user-defined operation, that one's reducer.
         array: One of the call's arrays, which are all on one device; None: the call has none.
         op: The reduction; None: the call has none.
+        whole: The group that the user named, which may route by device.
     """
 
-    __slots__ = ("array", "group", "name", "op", "reducer")
+    __slots__ = ("array", "group", "name", "op", "reducer", "whole")
 
     group: ProcessGroup
     reducer: ProcessGroup | UserOpReducer
@@ -53,6 +56,7 @@ class Prepared:
         self.name = name
         self.array = array
         self.op = op
+        self.whole = group
         if array is None:
             self.group = group.for_device(group.devices[0])
             return
@@ -73,10 +77,36 @@ class Prepared:
         return self.array if packs else self.array.dense()
 
     def run(
+        self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout,
+        inputs: Sequence[Array] = (), outputs: Sequence[Array] = (), root: int | None = None,
+        splits: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> Work | None:  # fmt: skip
+        """Run `body(call)` in the call's turn. Returns a Work whose result is `result` if
+        `async_op` is set, else None.
+
+        Args:
+            inputs: The user's arrays that the call reads on this rank, for CYDIST_DEBUG=DETAIL and
+                CYDIST_CHECK_NAN=1; likewise the other arguments.
+            outputs: Those that it writes here.
+            root: A group rank.
+            splits: Sizes of parts, for each rank and from each.
+        """
+        checks = self.whole.checks
+        if checks is None or self.name == "monitored_barrier":  # that must not wait without limit
+            return self._start(body, result, async_op, timeout)
+        call = CheckedCall(self.name, self.op, root, inputs, outputs, splits)
+        checks.before(self.whole, call, timeout)
+        work = self._start(body, result, async_op, timeout)
+        if not checks.nonfinite:
+            return work
+        if work is None:
+            checks.after(self.whole, call)
+            return None
+        return CheckedWork(work, lambda: checks.after(self.whole, call), result)
+
+    def _start(
         self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout
     ) -> Work | None:
-        """Run `body(call)` in the call's turn. Returns a Work whose result is `result` if
-        `async_op` is set, else None."""
         if is_profiling():
             return self._run_profiled(body, result, async_op, timeout)
         return self.group.execute(
@@ -91,6 +121,17 @@ class Prepared:
                 self.name, until_completed(self.name, body) if async_op else body,
                 async_op=async_op, timeout=timeout, result=result, array=self.array,
             )  # fmt: skip
+
+
+class CheckedWork(FinishedWork):
+    """A Work whose outputs are searched for NaN and infinity when it has completed."""
+
+    def _poll(self) -> bool:
+        try:
+            return super()._poll()
+        except NonFiniteError as error:
+            self._error = error
+            return True
 
 
 def _reducer_of(group: ProcessGroup, op: UserReduction, array: Array) -> UserOpReducer:

@@ -137,6 +137,8 @@ def _prepare_send(
     array = arguments.input_array(tensor, name, "tensor")
     backend = chosen.for_device(array.device)
     backend.check_usable(name)
+    if backend.checks is not None:
+        backend.checks.sent(backend, name, array, peer)
     if not (array.contiguous or backend.accepts_strided(array, peer)):
         backend.check_accepts(name, array)
         array = array.dense()

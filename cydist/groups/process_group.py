@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from cydist import config
 from cydist._native import CallRecord, GroupState, is_profiling
 from cydist.errors import (
     DistTimeoutError,
@@ -36,9 +37,18 @@ from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
+    from cydist.groups.call_checks import CallChecks
 
 # The tag of messages that belong to derived collectives. Users' tags are not negative.
 DERIVED_TAG = -1
+
+
+def _checks_asked_for() -> CallChecks | None:
+    if config.DEBUG.get() == config.DEBUG.default and not config.CHECK_NAN.is_on():
+        return None
+    from cydist.groups.call_checks import checks_asked_for  # most jobs need none
+
+    return checks_asked_for()
 
 
 class ProcessGroup(GroupCalls):
@@ -112,6 +122,7 @@ class ProcessGroup(GroupCalls):
         # Calls on objects so far: messages by (sender, receiver), collectives by None.
         self.object_calls: dict[tuple[int, int] | None, int] = {}
         self.group_state = GroupState()
+        self.checks = _checks_asked_for()
         is_profiling()  # looks for torch
 
     def __repr__(self) -> str:

@@ -99,6 +99,8 @@ class HostGroup(ProcessGroup):
         self.native = _native.Group(endpoint.link, self._peers, rank, self._comm_id)
         super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
         self.native.call_queue = self.call_queue
+        if self.checks is not None:  # the fast path makes none
+            self.fast_calls = self.fast_messages = False
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
         endpoint.note_members(name, self.ranks)

@@ -34,7 +34,7 @@ class MpiGroup(HostGroup):
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
         self.library = self._endpoint.MPI.get_vendor()[0]
-        self.fast_messages = not self._endpoint.threads.main_only
+        self.fast_messages = self.fast_messages and not self._endpoint.threads.main_only
         if not self._endpoint.threads.concurrent:
             self._serial.poll_hook = self._endpoint.poll_hook
         self._comm: Any = None

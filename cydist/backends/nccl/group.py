@@ -103,7 +103,8 @@ class NcclGroup(ProcessGroup):
         self._noted: list[str] = []
         self._token: Array | None = None
         self._fast_enqueuer = fast_enqueuer(self, comm, self.streams, self.failures)
-        self.fast_streams = None if self.enqueuer.blocking_wait else self._fast_enqueuer
+        slow = self.enqueuer.blocking_wait or self.checks is not None
+        self.fast_streams = None if slow else self._fast_enqueuer
 
     # Groups by kind of memory.
 
