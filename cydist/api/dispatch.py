@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cydist import _native
 from cydist._native import CallRecord
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cydist.work import Work
 
 Timeout = float | timedelta | None
+NO_OP = object()  # of calls that reduce nothing
 
 _native.use_memory("cuda", array_libraries)
 
@@ -45,7 +46,7 @@ class Prepared:
     reducer: ProcessGroup | UserOpReducer
 
     def __init__(
-        self, group: ProcessGroup, name: str, array: Array | None = None, op: Op | None = None
+        self, group: ProcessGroup, name: str, array: Array | None = None, op: Op | Any = NO_OP
     ) -> None:
         """Choose for `array`, or any group of `group` if there is none.
 
@@ -55,12 +56,12 @@ class Prepared:
         """
         self.name = name
         self.array = array
-        self.op = op
+        self.op = None if op is NO_OP else op
         self.whole = group
         if array is None:
             self.group = group.for_device(group.devices[0])
             return
-        if op is not None:
+        if op is not NO_OP:  # a user's None is an error
             check_op(name, op, array)
         device = array.device
         self.group = self.reducer = group.for_device(device)
