@@ -37,6 +37,8 @@ class PrefixStore(Store):
     __module__ = "cydist"
 
     def __init__(self, prefix: str, store: Any) -> None:
+        if store is None:
+            raise ValueError("PrefixStore: store must be a store, not None")
         self._prefix = f"{prefix}/"
         self._store = store
 

@@ -37,7 +37,9 @@ def test_no_operation(name: str) -> None:
     on. (It crashed the process.)"""
 
     def body(rank: int) -> None:
-        with pytest.raises(TypeError, match="op must be a ReduceOp such as ReduceOp.SUM, not None"):
+        with pytest.raises(
+            TypeError, match=r"op must be a ReduceOp such as ReduceOp\.SUM, not None"
+        ):
             CALLS[name](np.ones(2))
         x = np.ones(1)
         dist.all_reduce(x)

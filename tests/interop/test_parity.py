@@ -1,0 +1,162 @@
+"""torch.distributed (gloo) and cydist give the same, on tensors and on numpy's arrays.
+
+Calls that differ on purpose have a row in docs/from_torch.md, which the tests read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cydist
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests/programs/parity.py"
+OURS = ("cydist, torch", "cydist, numpy")
+
+sys.path.insert(0, str(PROGRAM.parent))
+from parity import CASES, EDGES, GLOO_CRASHES  # noqa: E402
+
+# Functions of both libraries without a case, and where they are tested.
+ELSEWHERE = {
+    "destroy_process_group": "every program ends with it",
+    "get_group_rank": "groups", "get_global_rank": "groups", "new_group": "groups",
+    "get_process_group_ranks": "groups", "is_initialized": "get_rank_and_get_world_size",
+    "get_rank": "get_rank_and_get_world_size", "get_world_size": "get_rank_and_get_world_size",
+    "is_available": "get_rank_and_get_world_size", "send": "send_and_recv",
+    "recv": "send_and_recv", "isend": "isend_and_irecv", "irecv": "isend_and_irecv",
+    "send_object_list": "send_object_list_and_recv_object_list",
+    "recv_object_list": "send_object_list_and_recv_object_list",
+    "is_backend_available": "get_backend", "is_gloo_available": "get_backend",
+    "is_nccl_available": "the build", "is_mpi_available": "the build",
+    "split_group": "gloo has none: tests/groups/test_subgroups.py",
+    "shrink_group": "gloo has none: tests/groups/test_shrink.py",
+}  # fmt: skip
+
+
+def start(what: str, directory: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(PROGRAM), what, str(directory), *more]
+    place = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        place.pop(name, None)
+    place["LOCAL_RANK"] = what if what.isdigit() else "0"
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=place
+    )
+
+
+def found_by(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """What each of these processes found."""
+    found = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=55)
+            assert process.returncode == 0, err[-2000:]
+            found.append(json.loads(out.split("FOUND ")[1]))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return found
+
+
+@pytest.fixture(scope="module")
+def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The outcomes of all cases, by rank."""
+    directory = tmp_path_factory.mktemp("parity")
+    return found_by([start(str(rank), directory) for rank in range(2)])
+
+
+@pytest.fixture(scope="module")
+def edges(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The outcomes of all edge calls."""
+    return found_by([start("edges", tmp_path_factory.mktemp("edges"))])[0]
+
+
+def agree(theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Whether both return the same, or cydist's exception is one of the class that torch raised."""
+    if "returns" in theirs:
+        return ours.get("returns", ours) == theirs["returns"]
+    return theirs.get("raises", [None])[0] in ours.get("raises", ())
+
+
+@pytest.mark.parametrize("side", OURS)
+@pytest.mark.parametrize("name", CASES)
+def test_both_give_the_same(by_rank: list[dict[str, Any]], name: str, side: str) -> None:
+    """Results, return values and classes of exceptions, on both ranks."""
+    for found in by_rank:
+        theirs, ours = found[name]["gloo"], found[name][side]
+        assert "raises" not in theirs or name == "init_process_group", theirs
+        assert agree(theirs, ours), (theirs, ours)
+
+
+def test_every_function_of_both_has_a_case() -> None:
+    """A function that both libraries have is compared, or it is said where it is tested."""
+    dist = torch.distributed
+    both = {
+        name
+        for name in dir(dist)
+        if not name.startswith("_")
+        and name != "reduce_op"  # an attribute of it warns
+        and inspect.isroutine(getattr(dist, name))
+        and inspect.isroutine(getattr(cydist, name, None))
+    }
+    assert both - set(CASES) - set(ELSEWHERE) == set()
+    assert len(both) >= 45
+
+
+@cache
+def rows() -> dict[str, tuple[str, str]]:
+    """The table of calls that differ: call -> what torch gives, what cydist gives."""
+    page = (ROOT / "docs/from_torch.md").read_text()
+    found = re.findall(r"^\| `(dist\..*?)` \| (.*?) \| (.*?) \| .+ \|$", page, re.M)
+    return {call: (theirs, ours) for call, theirs, ours in found}
+
+
+def words(outcome: dict[str, Any]) -> str:
+    """An outcome as the table has it."""
+    if "raises" in outcome:
+        return f"`{outcome['raises'][0]}`"
+    return f"returns {outcome['returns']}"
+
+
+@pytest.mark.parametrize("call", EDGES)
+def test_edge_calls(edges: dict[str, Any], call: str) -> None:
+    """A wrong or unusual call gives the same in both, or the table has what each gives."""
+    sides = edges[call]
+    ours = [words(sides[side]) for side in OURS]
+    assert ours[0] == ours[1], sides
+    if call in GLOO_CRASHES:
+        assert rows()[call] == ("ends the process", ours[0])
+    elif all(agree(sides["gloo"], sides[side]) for side in OURS):
+        assert call not in rows()
+    else:
+        assert rows().get(call) == (words(sides["gloo"]), ours[0]), sides
+
+
+def test_the_table_has_no_other_calls() -> None:
+    """Every row of the table is proven by a test."""
+    assert set(rows()) <= set(EDGES)
+    assert len(EDGES) >= 64
+
+
+@pytest.mark.parametrize("call", GLOO_CRASHES)
+def test_calls_at_which_gloo_ends_the_process(tmp_path: Path, call: str) -> None:
+    """The table says so of these: a signal ends the process."""
+    process = start("edges", tmp_path, call)
+    try:
+        process.communicate(timeout=55)
+        assert process.returncode < 0
+    finally:
+        process.kill()
+        process.wait()
