@@ -38,6 +38,8 @@ ELSEWHERE = {
     "send_object_list": "send_object_list_and_recv_object_list",
     "recv_object_list": "send_object_list_and_recv_object_list",
     "is_backend_available": "get_backend", "is_gloo_available": "get_backend",
+    "is_xccl_available": "is_ucc_available",
+    "get_default_backend_for_device": "get_backend_config",
     "is_nccl_available": "the build", "is_mpi_available": "the build",
     "split_group": "gloo has none: tests/groups/test_subgroups.py",
     "shrink_group": "gloo has none: tests/groups/test_shrink.py",

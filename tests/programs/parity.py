@@ -268,6 +268,21 @@ def is_available_of_missing(dist: Any, make: Any, rank: int) -> Any:
 
 
 @case
+def supports_complex(dist: Any, make: Any, rank: int) -> Any:
+    return [dist.supports_complex(getattr(dist.ReduceOp, op)) for op in ("SUM", "MAX", "BAND")]
+
+
+@case
+def is_ucc_available(dist: Any, make: Any, rank: int) -> Any:
+    return dist.is_ucc_available(), dist.is_xccl_available()
+
+
+@case
+def get_backend_config(dist: Any, make: Any, rank: int) -> Any:
+    return kind(dist.get_backend_config()), kind(dist.get_default_backend_for_device("cpu"))
+
+
+@case
 def get_node_local_rank(dist: Any, make: Any, rank: int) -> Any:
     return dist.get_node_local_rank(), dist.get_node_local_rank(7)
 
