@@ -70,17 +70,17 @@ def broadcast(
     if (chosen := usable_group(group, "broadcast")) is None:
         return None
     root = root_rank(chosen, "broadcast", "src", src, group_src)
-    take = arguments.input_array if chosen.rank() == root else arguments.output_array
+    at_root = chosen.rank() == root
+    take = arguments.input_array if at_root else arguments.output_array
     array = take(tensor, "broadcast", "tensor")
     prepared = Prepared(chosen, "broadcast", array)
     dense = array if array.contiguous else prepared.packed()
 
     def body(call: CallRecord) -> None:
         prepared.group.run_broadcast(call, dense, root)
-        if prepared.group.rank() != root:
+        if not at_root:
             array.copy_from(dense)
 
-    at_root = chosen.rank() == root
     return prepared.run(
         body, [tensor], async_op, timeout, (array,) if at_root else (), () if at_root else (array,),
         root,
@@ -199,7 +199,8 @@ def reduce(
     if (chosen := usable_group(group, "reduce")) is None:
         return None
     root = root_rank(chosen, "reduce", "dst", dst, group_dst)
-    take = arguments.output_array if chosen.rank() == root else arguments.input_array
+    at_root = chosen.rank() == root
+    take = arguments.output_array if at_root else arguments.input_array
     array = take(tensor, "reduce", "tensor")
     if type(op) is not RedOpType:
         op = own_op(op)
@@ -208,10 +209,10 @@ def reduce(
 
     def body(call: CallRecord) -> None:
         prepared.reducer.run_reduce(call, dense, root, op)
-        if prepared.group.rank() == root:
+        if at_root:
             array.copy_from(dense)
 
-    written = (array,) if chosen.rank() == root else ()
+    written = (array,) if at_root else ()
     return prepared.run(body, [tensor], async_op, timeout, (array,), written, root)
 
 
@@ -730,9 +731,8 @@ def all_to_all_single(
         prepared.group.all_to_all(call, parts, own, even)
         into.copy_from(dense)
 
-    splits = ([part.size for part in own], [part.size for part in parts])
     return prepared.run(
-        body, [output], async_op, timeout, (array,), (into,), splits=splits
+        body, [output], async_op, timeout, (array,), (into,), splits=(own, parts)
     )  # fmt: skip
 
 

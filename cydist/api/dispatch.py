@@ -80,7 +80,7 @@ class Prepared:
     def run(
         self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout,
         inputs: Sequence[Array] = (), outputs: Sequence[Array] = (), root: int | None = None,
-        splits: tuple[Sequence[int], Sequence[int]] | None = None,
+        splits: tuple[Sequence[Array], Sequence[Array]] | None = None,
     ) -> Work | None:  # fmt: skip
         """Run `body(call)` in the call's turn. Returns a Work whose result is `result` if
         `async_op` is set, else None.
@@ -90,12 +90,19 @@ class Prepared:
                 CYDIST_CHECK_NAN=1; likewise the other arguments.
             outputs: Those that it writes here.
             root: A group rank.
-            splits: Sizes of parts, for each rank and from each.
+            splits: Parts of them, for each rank and from each.
         """
         checks = self.whole.checks
+        if checks is None and not is_profiling():  # nearly always: without a function in between
+            return self.group.execute(
+                self.name, body, async_op=async_op, timeout=timeout, result=result, array=self.array
+            )
         if checks is None or self.name == "monitored_barrier":  # that must not wait without limit
             return self._start(body, result, async_op, timeout)
-        call = CheckedCall(self.name, self.op, root, inputs, outputs, splits)
+        sizes = None
+        if splits is not None:
+            sizes = ([part.size for part in splits[0]], [part.size for part in splits[1]])
+        call = CheckedCall(self.name, self.op, root, inputs, outputs, sizes)
         checks.before(self.whole, call, timeout)
         work = self._start(body, result, async_op, timeout)
         if not checks.nonfinite:

@@ -79,7 +79,7 @@ def _body(rank: int) -> tuple[Any, ...]:
 
     def overrides(name: str) -> bool:
         mine = inspect.unwrap(getattr(group, name))
-        return getattr(mine, "__func__", mine) is not getattr(ProcessGroup, name)
+        return getattr(mine, "__func__", mine) is not inspect.unwrap(getattr(ProcessGroup, name))
 
     return (
         group.devices,

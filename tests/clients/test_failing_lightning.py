@@ -9,7 +9,6 @@ import pytest
 from failing_peers import WAYS, Server, check_trial, serving
 
 pytest.importorskip("torch")
-pytest.importorskip("lightning", reason="scripts/test-clients installs it")
 
 PROGRAM = Path(__file__).parent / "programs/failing_lightning.py"
 
@@ -19,6 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 @pytest.fixture(scope="module")
 def server() -> Generator[Server, None, None]:
     """The program, which has imported Lightning once for all trials."""
+    pytest.importorskip("lightning", reason="scripts/test-clients installs it")
     with serving(PROGRAM) as process:
         yield process
 

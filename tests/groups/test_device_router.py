@@ -54,7 +54,7 @@ def test_a_barrier_is_of_every_backend(both, monkeypatch, async_op):
         calls = []
         group = dist.group.WORLD
         for device, part in group.by_device.items():
-            monkeypatch.setattr(part, "barrier", _noted(calls, device, part.barrier))
+            monkeypatch.setattr(part, "run_barrier", _noted(calls, device, part.run_barrier))
         work = dist.barrier(async_op=async_op)
         if work is not None:
             work.wait(30)
@@ -78,8 +78,8 @@ def test_a_barrier_of_several_backends_has_one_timeout(both, monkeypatch, given)
             while call.remaining():
                 pass
 
-        monkeypatch.setattr(first, "barrier", take_all)
-        monkeypatch.setattr(second, "barrier", lambda call: left.append(call.remaining()))
+        monkeypatch.setattr(first, "run_barrier", take_all)
+        monkeypatch.setattr(second, "run_barrier", lambda call: left.append(call.remaining()))
         dist.barrier(group, timeout=0.1 if given else None)
         return len(begun), left
 
@@ -93,7 +93,7 @@ def test_a_barrier_that_one_backend_refuses_does_not_begin(both, monkeypatch, as
     def body(rank):
         group, calls = dist.new_group([0]), []
         first, second = group.by_device.values()
-        monkeypatch.setattr(first, "barrier", _noted(calls, "first", first.barrier))
+        monkeypatch.setattr(first, "run_barrier", _noted(calls, "first", first.run_barrier))
         second.abort()
         with pytest.raises(dist.GroupFailedError, match="was aborted"):
             dist.barrier(group, async_op=async_op)
