@@ -97,7 +97,7 @@ def test_a_barrier_that_one_backend_refuses_does_not_begin(both, monkeypatch, as
         second.abort()
         with pytest.raises(dist.GroupFailedError, match="was aborted"):
             dist.barrier(group, async_op=async_op)
-        first.execute("barrier", first.barrier)
+        first.execute("barrier", first.run_barrier)
         return calls
 
     assert [["first"]] == run_threads(body, 1, "cpu:inproc,cuda:both")

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "is_xccl_available": "is_ucc_available",
     "get_default_backend_for_device": "get_backend_config",
     "is_nccl_available": "the build", "is_mpi_available": "the build",
+    "register_rendezvous_handler": "tests/rendezvous/test_registered_handlers.py",
     "split_group": "gloo has none: tests/groups/test_subgroups.py",
     "shrink_group": "gloo has none: tests/groups/test_shrink.py",
 }  # fmt: skip

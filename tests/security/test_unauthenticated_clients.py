@@ -275,7 +275,7 @@ def multicast_groups(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator
             with socket.socket(type=socket.SOCK_DGRAM) as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
-            group = multicast._MulticastGroup("127.0.0.1", port, "")
+            group = multicast._MulticastGroup("127.0.0.1", port, "", 2)
             stack.callback(group._own.close)
             made.append(stack.enter_context(group))
         yield sorted(made, key=lambda group: group.name)
