@@ -25,7 +25,7 @@ PROGRAM = ROOT / "tests/programs/parity.py"
 OURS = ("cydist, torch", "cydist, numpy")
 
 sys.path.insert(0, str(PROGRAM.parent))
-from parity import CASES, EDGES, GLOO_CRASHES  # noqa: E402
+from parity import CASES, EDGES, UNCHECKED_BY_GLOO  # noqa: E402
 
 # Functions of both libraries without a case, and where they are tested.
 ELSEWHERE = {
@@ -139,8 +139,8 @@ def test_edge_calls(edges: dict[str, Any], call: str) -> None:
     sides = edges[call]
     ours = [words(sides[side]) for side in OURS]
     assert ours[0] == ours[1], sides
-    if call in GLOO_CRASHES:
-        assert rows()[call] == ("ends the process", ours[0])
+    if call in UNCHECKED_BY_GLOO:
+        assert rows()[call] == ("may end the process", ours[0])
     elif all(agree(sides["gloo"], sides[side]) for side in OURS):
         assert call not in rows()
     else:
@@ -151,15 +151,3 @@ def test_the_table_has_no_other_calls() -> None:
     """Every row of the table is proven by a test."""
     assert set(rows()) <= set(EDGES)
     assert len(EDGES) >= 64
-
-
-@pytest.mark.parametrize("call", GLOO_CRASHES)
-def test_calls_at_which_gloo_ends_the_process(tmp_path: Path, call: str) -> None:
-    """The table says so of these: a signal ends the process."""
-    process = start("edges", tmp_path, call)
-    try:
-        process.communicate(timeout=55)
-        assert process.returncode < 0
-    finally:
-        process.kill()
-        process.wait()
