@@ -400,7 +400,7 @@ dist.destroy_process_group('g')
 """.strip().splitlines()
 
 
-# Calls at which gloo ends the process with a signal.
+# Calls whose rank gloo does not check: what it does then is undefined, and often ends the process.
 UNCHECKED_BY_GLOO = ("dist.send(x, 5)", "dist.recv(x, 5)", "dist.isend(x, 5)")
 
 
