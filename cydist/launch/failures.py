@@ -137,7 +137,9 @@ def _error_file(path: str) -> list[str]:
 
 
 def remove_files(directory: str) -> None:
-    """Remove the directory of error files."""
+    """Remove the directory of error files, if there is one."""
+    if not directory:
+        return
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             os.unlink(os.path.join(directory, name))

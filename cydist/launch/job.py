@@ -75,7 +75,7 @@ class Job:
     """All workers of this host, from the first start to the last end.
 
     Args:
-        files: Directory of what ranks leave for the launcher.
+        files: Directory of what ranks leave for the launcher; "": none.
         secret: That all hosts of the job were given; None: each has it in a file.
         on_start: Called when the first workers are about to start.
     """
@@ -494,6 +494,6 @@ def run_job(
     secret: bytes | None = None,
     on_start: Callable[[], object] = lambda: None,
 ) -> int:
-    """Run a job below this process, with its files in the directory `files`, and return the exit
-    code; see Job."""
+    """Run a job below this process, with its files in the directory `files` ("": without), and
+    return the exit code; see Job."""
     return Job(options, files, secret, on_start).run(lifeline)

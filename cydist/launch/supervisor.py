@@ -55,14 +55,16 @@ def run_supervised(
     Call it while this process has one thread. Each of `signals` is forwarded as one byte in
     `lifeline`. Signals that are ignored now (nohup, shells' background jobs) stay ignored here and
     in all children. SIGTSTP (Ctrl-Z) is forwarded too, and SIGCONT after it. `files` is a new
-    directory, which is removed at the end. Raises OSError if none can be made.
+    directory, which is removed at the end, or "" if there is no place to write.
     """
     forwarded = {
         number
         for number in (*signals, signal.SIGTSTP)
         if signal.getsignal(number) != signal.SIG_IGN
     }
-    files = tempfile.mkdtemp(prefix="cydistrun-")
+    files = ""
+    with contextlib.suppress(OSError):  # a container whose root is read-only
+        files = tempfile.mkdtemp(prefix="cydistrun-")
     # A shell that replaced itself by this program (exec) may have left children here.
     outsiders = own_children()
     become_subreaper()

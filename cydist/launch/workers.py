@@ -56,9 +56,11 @@ class Worker:
         inherited: Mapping[str, str],
         directory: str,
     ) -> None:
-        """Start it, with its files in `directory`. Raises OSError if it cannot be started."""
+        """Start it, with its error file in `directory`, or none if that is "". Raises OSError if
+        it cannot be started."""
         variables = worker_environment(options, generation, self.local_rank, inherited)
-        self.error_file = os.path.join(directory, f"error-{self.local_rank}.json")
+        # An empty one counts as unset, so that the rank does not write into that of an outer job.
+        self.error_file = directory and os.path.join(directory, f"error-{self.local_rank}.json")
         variables.update(dict.fromkeys(config.ERROR_FILE.names, self.error_file))
         with contextlib.ExitStack() as stack:
             passed = []

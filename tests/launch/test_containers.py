@@ -94,12 +94,13 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 PRIVATE = ["--unshare-pid", "--unshare-ipc", "--tmpfs", "/tmp", "--bind", str(ROOT), str(ROOT)]
+NOWHERE = ["--ro-bind", str(ROOT), str(ROOT), "--remount-ro", "/tmp"]  # ROOT may be below /tmp
 CASES = {
     "plain": ([], [], "memory"),
     "a tiny /dev/shm": (["--size", "65536", "--tmpfs", "/dev/shm"], [], "memory"),
     "no copies between processes": ([], [PROCESS_VM_READV, PROCESS_VM_WRITEV], "memory"),
     "no memory without a name": ([], [MEMFD_CREATE], "sockets"),
-    "nothing to write to": (["--remount-ro", "/tmp"], [], "memory"),
+    "nothing to write to": (NOWHERE, [], "memory"),
 }
 
 
@@ -111,16 +112,26 @@ def test_ranks_of_one_container(case: str) -> None:
     assert out.count(f"is right, over {by}") == 2, out
 
 
+def test_last_words_without_a_place_to_write() -> None:
+    """The launcher repeats the traceback of the rank that failed, which no file holds."""
+    job = [*JOB[:-1], "--no-python", sys.executable, "-c", "raise ValueError('the cause')"]
+    process = start(job, *PRIVATE, *NOWHERE)
+    out, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1, out
+    assert "    ValueError: the cause\n" in out.partition("the last words of rank")[2]
+
+
 def test_the_containers_refuse() -> None:
     """What these tests take away is gone: two system calls, and all that can be written to."""
     script = (
         "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
         "print(libc.process_vm_readv(os.getpid(), None, 0, None, 0, 0), ctypes.get_errno())\n"
-        "print(*(os.access(path, os.W_OK) for path in ('/', '/tmp', os.path.expanduser('~'))))\n"
+        "places = ('/', '/tmp', '/var/tmp', os.path.expanduser('~'), os.getcwd())\n"
+        "print([path for path in places if os.access(path, os.W_OK)])\n"
     )
-    options, refused = [*PRIVATE, "--remount-ro", "/tmp"], [PROCESS_VM_READV, PROCESS_VM_WRITEV]
+    options, refused = [*PRIVATE, *NOWHERE], [PROCESS_VM_READV, PROCESS_VM_WRITEV]
     out = ended(start([sys.executable, "-c", script], *options, refused=refused))
-    assert out.splitlines() == [f"-1 {PERMISSION}", "False False False"]
+    assert out.splitlines() == [f"-1 {PERMISSION}", "[]"]
 
 
 def test_hidden_processes() -> None:
