@@ -165,8 +165,16 @@ def test_a_container_for_each_rank(shared: bool, secret_file: Path) -> None:
     ] * 2
 
 
-def test_the_reason_can_be_asked_for(secret_file: Path) -> None:
+REASONS = {
+    "processes apart": (["--unshare-pid"], [], "in other containers"),
+    "no memory without a name": ([], [MEMFD_CREATE], "rank 0 has no memory to share: [Errno 1]"),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_the_reason_can_be_asked_for(case: str, secret_file: Path) -> None:
     """CYDIST_TRANSPORT=shm says what keeps two ranks from sharing memory."""
+    options, refused, reason = REASONS[case]
     port = str(free_port())
     processes = []
     for rank in range(2):
@@ -174,12 +182,13 @@ def test_the_reason_can_be_asked_for(secret_file: Path) -> None:
             "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "CYDIST_SECRET_FILE": str(secret_file), "CYDIST_TRANSPORT": "shm",
         }  # fmt: skip
-        processes.append(start([sys.executable, PROGRAM], "--unshare-pid", environ=environ))
+        command = [sys.executable, PROGRAM]
+        processes.append(start(command, *options, environ=environ, refused=refused))
     for process in processes:
         out, _ = process.communicate(timeout=LIMIT)
         assert process.returncode != 0
-        assert "cannot share memory" in out
-        assert "container" in out, out
+        assert "cannot share memory with rank " in out
+        assert reason in out
 
 
 def test_a_name_that_comes_late(tmp_path: Path, secret_file: Path) -> None:

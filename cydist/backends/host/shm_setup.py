@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cydist import config
 from cydist._native import PAGE_BYTES, SharedMemory, ShmLink
 from cydist.backends.host.directory import members
-from cydist.errors import RendezvousError
+from cydist.errors import RendezvousError, listed
 from cydist.net.interfaces import boot_id
 
 if TYPE_CHECKING:
@@ -65,8 +65,13 @@ def share_memory(
     alike = members(domains, domains[rank])
     shared: Link = link
     together = [rank]
+    why = ""
     if len(alike) > 1:
-        memory = _memory(store, rank, alike)
+        memory = None
+        try:
+            memory = _memory(store, rank, alike)
+        except _NotShared as error:
+            why = str(error)
         # The lowest of them reads all answers, and the others one list.
         answers = store.digest(
             f"shares/{alike[0]}", ranks[rank], [ranks[peer] for peer in alike],
@@ -79,10 +84,14 @@ def share_memory(
             together = list(sharers)
     if transport() == "shm" and len(together) != size:
         others = sorted(set(range(size)) - set(together))
+        if not set(others) <= set(alike):
+            why = (
+                "they are on other hosts, in other containers, of other users, or were told to use "
+                f"{messages}"
+            )
         raise RendezvousError(
-            f"{config.TRANSPORT.names[0]}=shm, but rank {rank} cannot share memory with ranks "
-            f"{', '.join(map(str, others))}: they are on other hosts, in other containers, "
-            f"were told to use {messages}, or have no memory to share",
+            f"{config.TRANSPORT.names[0]}=shm, but rank {rank} cannot share memory with "
+            f"{listed('rank', others)}: {why or f'they cannot open the memory of rank {alike[0]}'}",
             ranks=tuple(others),
         )
     return shared
@@ -117,39 +126,45 @@ def memory_domain() -> bytes:
         return b""
 
 
-def _memory(store: MembershipStore, rank: int, alike: list[int]) -> SharedMemory | None:
-    """Return the memory that these ranks share, or None if this rank cannot share it."""
-    key = f"memory/{alike[0]}"
-    if rank == alike[0]:
+class _NotShared(Exception):
+    """This rank does not share memory; the text says why."""
+
+
+def _memory(store: MembershipStore, rank: int, alike: list[int]) -> SharedMemory:
+    """Return the memory that these ranks share. Raises _NotShared if this rank cannot share it."""
+    first = alike[0]
+    key = f"memory/{first}"
+    if rank == first:
         token = os.urandom(TOKEN_BYTES)
-        memory = _new_memory(len(alike), token)
-        if memory is None:
-            store.set(key, "none")
-            return None
+        try:
+            memory = _new_memory(len(alike), token)
+        except OSError as error:
+            reason = f"rank {first} has no memory to share: {error}"
+            store.set(key, f"none {reason}")
+            raise _NotShared(reason) from None
         store.set(key, f"{os.getpid()} {memory.fd} {token.hex()}")
         return memory
     found = store.get(key)
-    if found == b"none":
-        return None
+    if found.startswith(b"none "):
+        raise _NotShared(found[5:].decode(errors="replace"))
     try:
         pid, number, word = found.split()
         fd = os.open(f"/proc/{int(pid)}/fd/{int(number)}", os.O_RDWR | os.O_CLOEXEC)
         return SharedMemory.attach(fd, bytes.fromhex(word.decode()))
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as error:
+        raise _NotShared(f"rank {first}'s memory cannot be opened here: {error}") from None
 
 
-def _new_memory(ranks: int, token: bytes) -> SharedMemory | None:
-    """Allocate memory for this number of ranks; None if there is none.
+def _new_memory(ranks: int, token: bytes) -> SharedMemory:
+    """Allocate memory for this number of ranks. Raises OSError if there is none.
 
     The address space lets each rank fill the host's memory with arrays. If it is limited (ulimit
     -v), there is no room for arrays.
     """
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     most = max(MOST_ADDRESSES, memory_bytes) // ranks // PAGE_BYTES * PAGE_BYTES
-    for part in (min(memory_bytes // PAGE_BYTES * PAGE_BYTES, most), 0):
-        try:
-            return SharedMemory.create(ranks, BYTES_PER_RANK * ranks, token, part)
-        except OSError:
-            continue
-    return None
+    try:
+        part = min(memory_bytes // PAGE_BYTES * PAGE_BYTES, most)
+        return SharedMemory.create(ranks, BYTES_PER_RANK * ranks, token, part)
+    except OSError:
+        return SharedMemory.create(ranks, BYTES_PER_RANK * ranks, token, 0)
