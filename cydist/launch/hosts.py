@@ -483,6 +483,7 @@ class OtherHost(Launchers):
         self._failure: Exception | None = None  # of the latest attempt
         self._told_all = False  # how this host's ranks ended
         self._alone: Verdict | None = None  # without host 0, once this host's ranks have ended
+        self._answer_by = math.inf  # when host 0's answer to the report of a failure is overdue
         self._reached: tuple[socket.socket, ClientHandshake] | None = None
         self._wake, self._waker = socket.socketpair()
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -490,12 +491,23 @@ class OtherHost(Launchers):
         self._thread = threading.Thread(target=self._connect, daemon=True)
         self._thread.start()
 
+    @property
+    def deadline(self) -> float | None:
+        return super().deadline if math.isinf(self._answer_by) else self._answer_by
+
     def serve(self) -> None:
         for key, _ in self._selector.select(0):
             if key.fileobj is self._wake:
                 self._take_connection()
             else:
                 self._read()
+        if self._connection is not None and time.monotonic() >= self._answer_by:
+            self._lost(
+                TimeoutError(
+                    "its launcher does not answer the report of a failure for "
+                    f"{patience_with_hosts():g} s, and may be stopped"
+                )
+            )
         if self._notices is not None and self._connection is None:
             if time.monotonic() >= self._until:
                 raise RendezvousError(f"timeout: {self._where()}: {self._why()}")
@@ -510,6 +522,15 @@ class OtherHost(Launchers):
             self._connection.send({"kind": kind, **content})
         except OSError as error:
             self._lost(error)
+        else:
+            # Host 0 ends the job then, at the latest after VERDICT_SECONDS.
+            if kind == "failed" and not self._options.keep_going:
+                self._answer_by = time.monotonic() + patience_with_hosts()
+
+    def _obey(self, message: Message) -> None:
+        super()._obey(message)
+        if message["kind"] == "end":
+            self._answer_by = math.inf
 
     def close(self) -> None:
         self._giving_up.set()
@@ -581,6 +602,7 @@ class OtherHost(Launchers):
     def _lost(self, error: Exception) -> None:
         """Take the loss of host 0's launcher for the end of the job."""
         assert self._connection is not None
+        self._answer_by = math.inf
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._connection.sock)
         self._connection.close()

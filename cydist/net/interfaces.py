@@ -46,12 +46,16 @@ def why_unreachable(host: str, error: Exception) -> str:
             return f"{error}: the name service of this host knows no {host!r}: is it misspelt?"
         return f"{error}: the name service of this host fails for {host!r}"
     if isinstance(error, ConnectionRefusedError):
+        # Each host has these for itself, and gives them to its ranks by mistake.
+        own = host in ("localhost", "::1") or host.startswith("127.")
+        there = f"{host} is this host itself" if own else "the host is there"
         return (
-            f"{error}: the host is there, and no process listens on this port yet, or a firewall "
-            "rejects it"
+            f"{error}: {there}, and no process listens on this port yet, or a firewall rejects it"
         )
     if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
         return f"{error}: this host has no route there, the host is off, or a firewall rejects it"
+    if isinstance(error, OSError) and error.errno in (errno.EINVAL, errno.EACCES, errno.EPERM):
+        return f"{error}: a route or a firewall of this host forbids this address"
     if isinstance(error, DistTimeoutError):
         return (
             f"{error}: what listens there has accepted and says nothing: it is another program, "

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -483,6 +483,61 @@ def impatient(
 
     with contextlib.closing(hosts.HostZero(options, say, key)) as zero:
         yield Start(zero, told, start)
+
+
+@pytest.fixture
+def stopped_zero(
+    impatient: Start, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[bool], contextlib.closing[hosts.Launchers]]:
+    """Host 1's launcher, in this process, once the job runs; host 0's reads nothing any more."""
+    monkeypatch.setenv("CYDIST_PEER_TIMEOUT", "2")
+    monkeypatch.setattr(hosts, "_LATER_SECONDS", 0.0)
+
+    def running(keep_going: bool) -> contextlib.closing[hosts.Launchers]:
+        zero = impatient.zero
+        zero._options = zero._options._replace(keep_going=keep_going)
+        options = LaunchOptions(
+            ("x",), nodes=2, node_rank=1, master_addr="127.0.0.1",
+            master_port=impatient.others.port, run_id="none", keep_going=keep_going,
+        )  # fmt: skip
+        key = bytes.fromhex((impatient.others.launcher.directory / "key").read_text())
+        one = hosts.other_launchers(options, lambda text: None, key)
+        while one.started < 0:
+            impatient.serve()
+            serve(one)
+        return contextlib.closing(one)
+
+    return running
+
+
+FAILURE = {"rank": 1, "code": 1, "text": "rank 1 failed\n", "secondary": False, "ago": 0.0}
+
+
+def test_a_launcher_that_is_stopped_is_given_up(
+    stopped_zero: Callable[[bool], contextlib.closing[hosts.Launchers]],
+) -> None:
+    """Host 0's launcher does not answer the report of a failure, though its host is up."""
+    with stopped_zero(False) as one:
+        one.tell("failed", **FAILURE)
+        while one.verdict is None:
+            assert one.deadline is not None
+            serve(one)
+        assert one.verdict.text == (
+            "cydistrun: host 0 was lost, or its launcher killed: its launcher does not answer the "
+            "report of a failure for 2 s, and may be stopped\n"
+        )
+
+
+@pytest.mark.parametrize(("keep_going", "kind"), [(True, "failed"), (False, "done")])
+def test_a_launcher_that_owes_no_answer_is_waited_for(
+    stopped_zero: Callable[[bool], contextlib.closing[hosts.Launchers]],
+    keep_going: bool,
+    kind: str,
+) -> None:
+    """Ranks of host 0 may still run, if this host's ended well or are not to be ended."""
+    with stopped_zero(keep_going) as one:
+        one.tell(kind, **(FAILURE if kind == "failed" else {}))
+        assert one.deadline is None
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,9 @@ def test_a_blocked_port(capsys: pytest.CaptureFixture[str], blocked_port: int) -
     [
         (OSError(errno.ENETUNREACH, "Network is unreachable"), "no route there"),
         (OSError(errno.EHOSTUNREACH, "No route to host"), "no route there"),
+        (OSError(errno.EINVAL, "Invalid argument"), "a route or a firewall of this host forbids"),
+        (OSError(errno.EACCES, "Permission denied"), "a route or a firewall of this host forbids"),
+        (OSError(errno.EPERM, "Not permitted"), "a route or a firewall of this host forbids"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "no process listens"),
         (TimeoutError("timed out"), "nothing answers"),
         (DistTimeoutError("no handshake in time"), "what listens there has accepted"),
@@ -121,6 +124,20 @@ def test_each_reason_has_words_of_its_own(error: Exception, words: str) -> None:
     text = why_unreachable("host0", error)
     assert text.startswith(str(error))
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("host", "itself"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("host0", False)],
+)
+def test_a_host_that_takes_itself_for_host_0(host: str, itself: bool) -> None:
+    """An address that each host has for itself is told apart from another host."""
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    text = why_unreachable(host, error)
+    assert (f"{host} is this host itself" in text, "the host is there" in text) == (
+        itself,
+        not itself,
+    )
 
 
 def test_rank_0_says_who_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
