@@ -133,8 +133,13 @@ cdef void poll(ControlPlane *n, Comm *t) noexcept nogil:
             on_message(n, t, &n.inbox)
         if status == OK or status == MISMATCH:
             listen(n, t)
+        elif status == PEER_LOST:
+            # A member died within its message, and another one may report that. Where no member is
+            # left to receive from, this one ends in the same way: so it is tried once each time.
+            listen(n, t)
+            return
         else:
-            n.listening = False         # no member is left to receive from
+            n.listening = False
 
 
 cdef bint is_plausible(const ControlMessage *message, const Comm *t, int source) noexcept nogil:

@@ -6,17 +6,31 @@ the status it sees ("timeout").
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from transport_ranks import Group, Ranks, done, run, soon, status_of
+from wire_peer import (
+    CONTROL_MESSAGE,
+    CONTROL_TAG,
+    EAGER,
+    FINGERPRINT,
+    HEADER,
+    HELD_LIMIT,
+    KEYS,
+    MAGIC,
+    FrameSealer,
+)
 
 from cydist import _native
 from cydist.errors import MismatchError, from_call_error
 
 SUM = 1
+PROBE, FAILED = 1, 2  # kinds of control messages
+PEER_LOST = -2
 
 
 @pytest.fixture(params=["inproc", "tcp", "shm"])
@@ -205,6 +219,44 @@ def test_failed_group_stays_failed(world: Ranks) -> None:
     outcomes(lambda: calls[0].broadcast(1), lambda: calls[1].broadcast(0))
     again = outcomes(lambda: calls[0].broadcast(0), lambda: calls[1].broadcast(0))
     assert statuses(again) == ["mismatch", "mismatch"]
+
+
+@pytest.mark.parametrize("part", [0, 1, CONTROL_MESSAGE.size - 1])
+def test_a_death_within_a_control_message(part: int) -> None:
+    """A member dies while its message arrives; what another one reports after it is heard."""
+    link = _native.TcpLink(0, 3, 1, HELD_LIMIT)
+    peers = []
+    for rank in (1, 2):
+        ours, peer = socket.socketpair()
+        ours.setblocking(False)
+        assert link.adopt(rank, 0, ours.detach(), *KEYS, None)
+        peers.append(peer)
+    group = Group(_native.Group(link, [0, 1, 2], 0, 1))
+    aside = Group(_native.Group(link, [0, 1, 2], 0, 2))
+    progress = aside.irecv(np.zeros(1), 2, 99)
+
+    def said(teller: int, kind: int, status: int) -> bytes:
+        call = bytes(FINGERPRINT.size)
+        message = CONTROL_MESSAGE.pack(kind, status, teller, 1, 0, 0, 0, 0, call, call, b"")
+        head = HEADER.pack(MAGIC, EAGER, 0, 0, 1, CONTROL_TAG, len(message), 0, 0, 0, call, 0)
+        return FrameSealer()(head + message)
+
+    with peers[0], peers[1]:
+        whole = said(1, PROBE, 0)
+        peers[0].sendall(whole[: len(whole) - CONTROL_MESSAGE.size + part])
+        peers[0].close()
+        while not link.lost(1):
+            progress.test()
+        group.native.poll_control()
+        peers[1].sendall(said(2, FAILED, PEER_LOST))
+        receive = group.irecv(np.zeros(1), 2, 5)
+        assert receive.wait(soon(10))
+        with pytest.raises(_native.CallError) as caught:
+            receive.check()
+        assert (caught.value.status, caught.value.teller) == ("peer_lost", 2)
+        group.close()
+        aside.close()
+        link.close()
 
 
 def test_message_of_a_failure_on_another_rank() -> None:
