@@ -16,6 +16,8 @@ from network_hosts import DEADLINE, Host, Network, network_of, why_none
 ROOT = Path(__file__).resolve().parents[2]
 DAEMONS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
+OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}  # states
+
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=host0
@@ -108,22 +110,26 @@ class Cluster:
 
     def requeue(self, job: str) -> None:
         """Let a job that has ended run once more, as `scontrol requeue` does."""
-        self.on(self.hosts[0], "scontrol", "requeue", job)
+
+        def requeued() -> bool:  # Slurm refuses it while the job's processes end
+            self.on(self.hosts[0], "scontrol", "requeue", job)
+            return self.state(job) not in OVER
+
+        self._await(requeued, "requeued")
         # Slurm holds a requeued job back for two minutes, for the sake of failing hosts.
         self.on(self.hosts[0], "scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def result(self, job: str, seconds: float = 120) -> tuple[str, str]:
         """Wait until the job has ended; return its state and what it wrote."""
-
-        def state() -> str:
-            shown = self.on(self.hosts[0], "scontrol", "show", "job", job)
-            words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
-            return words.get("JobState", "")
-
-        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
-        self._await(lambda: state() in over, f"over, but {state()}", seconds)
+        self._await(lambda: self.state(job) in OVER, f"over, but {self.state(job)}", seconds)
         written = self.home / f"job-{job}.out"
-        return state(), written.read_text() if written.exists() else ""
+        return self.state(job), written.read_text() if written.exists() else ""
+
+    def state(self, job: str) -> str:
+        """Return the job's state, such as PENDING or FAILED."""
+        shown = self.on(self.hosts[0], "scontrol", "show", "job", job)
+        words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+        return words.get("JobState", "")
 
     def end(self) -> None:
         """Kill the daemons; what they started ends with the hosts."""
