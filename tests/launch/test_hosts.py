@@ -279,7 +279,7 @@ def test_what_is_missing_is_said_on_both_sides(launcher: Launcher, start: HostLa
     early = start(1, script, nodes=3)
     words = said(early, "has waited")
     assert f"cydistrun: host 1 ({HERE}) has waited 3 s for host 0's launcher at 127.0.0.1:" in words
-    assert "Connection refused: the host is there, and no process listens" in words
+    assert "Connection refused: 127.0.0.1 is this host itself, and no process listens" in words
     host = start(0, script, nodes=3)
     outsider = start(2, script, nodes=3, key="other")
     ((code, out, err),) = ends(outsider)

@@ -65,7 +65,8 @@ def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines
     assert re.match(
         rf"cydist: {socket.gethostname()} \(process \d+\) has waited \d+ s for the store at "
-        rf"localhost:{port}: .*Connection refused: the host is there, and no process listens",
+        rf"localhost:{port}: .*Connection refused: localhost is this host itself, and no process "
+        "listens",
         lines[0],
     )
 
