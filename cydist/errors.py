@@ -29,16 +29,46 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cydist._native import CallError
 
 
-class DistError(RuntimeError):
+class _Ground(RuntimeError):
+    """The base of DistError, which Python lets get further bases only if this one is in between."""
+
+
+_joined = False  # whether torch's classes are bases
+_joining = threading.Lock()
+
+
+def _join_torch() -> None:
+    """Let torch's exceptions of the same names catch cydist's, if the program has imported them.
+
+    So a library that was written for torch.distributed catches cydist's errors as torch's. It is
+    done when an error is made, since torch may be imported after cydist, or never.
+    """
+    global _joined
+    torch = sys.modules.get("torch.distributed")
+    kinds = (DistError, DistBackendError, DistNetworkError, DistStoreError, QueueEmptyError)
+    theirs: list[Any] = [getattr(torch, kind.__name__, None) for kind in kinds]
+    with _joining:
+        if _joined or None in theirs:  # it is being imported
+            return
+        for kind, base in zip(kinds, theirs, strict=True):
+            kind.__bases__ = (*kind.__bases__, base)
+        _joined = True
+
+
+class DistError(_Ground):
     """Base class of all run-time errors of cydist.
+
+    Where torch.distributed is imported, `except torch.distributed.DistError` catches these too, and
+    likewise DistBackendError, DistNetworkError, DistStoreError and QueueEmptyError.
 
     Args:
         message: What happened, on which rank, and what to do.
@@ -63,6 +93,8 @@ class DistError(RuntimeError):
         group: str | None = None,
         ranks: tuple[int, ...] = (),
     ) -> None:
+        if not _joined:
+            _join_torch()
         super().__init__(message)
         self.op = op
         self.seq = seq
