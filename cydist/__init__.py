@@ -96,6 +96,7 @@ from cydist.groups.registry import (
     register_backend,
 )
 from cydist.reduce_ops import ReduceOp, reduce_op, supports_complex
+from cydist.rendezvous import rendezvous
 from cydist.waiting import default_pg_timeout
 from cydist.work import EventWork, Work
 
@@ -267,6 +268,7 @@ __all__ = [
     "reduce_scatter_tensor_coalesced",
     "register_backend",
     "register_rendezvous_handler",
+    "rendezvous",
     "scan",
     "scatter",
     "scatter_object_list",

@@ -51,7 +51,7 @@ def join(self, rank, join=MembershipStore.join):
 MembershipStore.join = join
 """
 GATHERING = f"""
-import cydist.rendezvous.check_in as r
+from cydist.rendezvous import check_in as r
 def gather(meeting, *rest):
     meeting.wait(['here/1', 'here/2'])
     {KILL}
@@ -169,7 +169,7 @@ def test_death_is_told_at_once(
 def test_latecomers_are_told(ranks: Ranks) -> None:
     """A rank that comes when another has died already is told as the others were."""
     how = f"'tcp://{HOST}:{free_port()}', rank={{rank}}, world_size=3"
-    stay = f"import cydist.rendezvous.check_in as c; c.LATECOMERS_SECONDS = {TIMEOUT}"
+    stay = f"from cydist.rendezvous import check_in as c; c.LATECOMERS_SECONDS = {TIMEOUT}"
     first = ranks.start(how.format(rank=0), stay)
     victim = ranks.start(how.format(rank=2), CHECKING_IN.replace(", 'here/1'", ""))
     victim.wait(DEADLINE)
@@ -196,7 +196,7 @@ def test_death_without_a_rank_is_told(ranks: Ranks) -> None:
         multicast._own_address(group, 9)
     except RendezvousError:
         pytest.skip(f"no route to {group}")
-    here = "import cydist.rendezvous.multicast; cydist.rendezvous.multicast.HOPS = 0\n"
+    here = "from cydist.rendezvous import multicast; multicast.HOPS = 0\n"
     die = CHECKING_IN.replace(
         "['here/0', 'here/1']", "[f'wanted/{i}' for i in range(3) if i != rank]"
     )

@@ -23,7 +23,7 @@ from cydist.errors import (
     RendezvousError,
 )
 from cydist.net import auth
-from cydist.rendezvous import handlers, multicast
+from cydist.rendezvous import check_in, handlers, multicast
 from cydist.stores import HashStore, TCPStore
 from cydist.stores.membership_store import release
 
@@ -409,7 +409,7 @@ def test_a_rank_interrupted_in_check_in_is_missed(
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cydist.rendezvous.check_in._await_verdict", interrupted)
+    monkeypatch.setattr(check_in, "_await_verdict", interrupted)
     with pytest.raises(KeyboardInterrupt):
         handlers.rendezvous(rank=1, world_size=3, store=master)
     (error,) = meet(None, [0], 3, store=master)
