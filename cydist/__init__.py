@@ -101,6 +101,13 @@ from cydist.waiting import default_pg_timeout
 from cydist.work import EventWork, Work
 
 if TYPE_CHECKING:
+    from cydist.api.debugging import (
+        DebugLevel,
+        breakpoint,
+        get_debug_level,
+        set_debug_level,
+        set_debug_level_from_env,
+    )
     from cydist.api.device_mesh import DeviceMesh, init_device_mesh
     from cydist.api.local_rank import get_node_local_rank, is_torchelastic_launched
     from cydist.api.objects import (
@@ -134,6 +141,13 @@ _LATER = {
     "cydist.backends.nccl.options": ("ProcessGroupNCCL",),
     "cydist.launch.spawn": ("spawn",),
     "cydist.rendezvous.handlers": ("register_rendezvous_handler",),
+    "cydist.api.debugging": (
+        "DebugLevel",
+        "breakpoint",
+        "get_debug_level",
+        "set_debug_level",
+        "set_debug_level_from_env",
+    ),
     "cydist.api.device_mesh": ("DeviceMesh", "init_device_mesh"),
     "cydist.api.local_rank": ("get_node_local_rank", "is_torchelastic_launched"),
     "cydist.api.subgroups": ("new_subgroups", "new_subgroups_by_enumeration", "split_group"),
@@ -172,6 +186,7 @@ __all__ = [
     "Backend",
     "BarrierOptions",
     "BroadcastOptions",
+    "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
     "DistError",
@@ -221,6 +236,7 @@ __all__ = [
     "asarray",
     "barrier",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_object_list",
     "default_pg_timeout",
@@ -231,6 +247,7 @@ __all__ = [
     "gather_object",
     "get_backend",
     "get_backend_config",
+    "get_debug_level",
     "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
@@ -274,6 +291,8 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "set_debug_level",
+    "set_debug_level_from_env",
     "shrink_group",
     "spawn",
     "split_group",

@@ -178,15 +178,28 @@ NO_COLOR = Variable(("NO_COLOR",), "", "anything: cydistrun uses no colours")
 TERM = Variable(("TERM",), "dumb", "what the terminal can do; dumb: no colours, no redrawing")
 
 
+DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
+_chosen_level: str | None = None
+
+
 def debug_level() -> str:
-    """Return CYDIST_DEBUG: OFF, INFO or DETAIL. Raises ValueError for anything else."""
+    """Return OFF, INFO or DETAIL: what the program has chosen, else CYDIST_DEBUG. Raises ValueError
+    for anything else there."""
+    if _chosen_level is not None:
+        return _chosen_level
     level = DEBUG.get().strip().upper()
-    if level not in ("OFF", "INFO", "DETAIL"):
+    if level not in DEBUG_LEVELS:
         raise ValueError(
             f"CYDIST_DEBUG, or TORCH_DISTRIBUTED_DEBUG, is {DEBUG.get()!r}: it must be OFF, INFO "
             "or DETAIL"
         )
     return level
+
+
+def choose_debug_level(level: str | None) -> None:
+    """Set the level of this process, whatever the environment says; None: what it says."""
+    global _chosen_level
+    _chosen_level = level
 
 
 def check_retired() -> None:

@@ -44,7 +44,7 @@ DERIVED_TAG = -1
 
 
 def _checks_asked_for() -> CallChecks | None:
-    if config.DEBUG.get() == config.DEBUG.default and not config.CHECK_NAN.is_on():
+    if config.debug_level() != "DETAIL" and not config.CHECK_NAN.is_on():
         return None
     from cydist.groups.call_checks import checks_asked_for  # most jobs need none
 
