@@ -101,6 +101,7 @@ from cydist.waiting import default_pg_timeout
 from cydist.work import EventWork, Work
 
 if TYPE_CHECKING:
+    from cydist.api.coalescing import _coalescing_manager as _coalescing_manager
     from cydist.api.debugging import (
         DebugLevel,
         breakpoint,
@@ -141,6 +142,7 @@ _LATER = {
     "cydist.backends.nccl.options": ("ProcessGroupNCCL",),
     "cydist.launch.spawn": ("spawn",),
     "cydist.rendezvous.handlers": ("register_rendezvous_handler",),
+    "cydist.api.coalescing": ("_coalescing_manager",),
     "cydist.api.debugging": (
         "DebugLevel",
         "breakpoint",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -59,6 +61,13 @@ def _future_class() -> type[CallFuture]:
             return following
 
     return CallFuture  # type: ignore[return-value]  # the one above, which needs no import
+
+
+def _is_of_torch(result: object) -> bool:
+    """Return whether a call's arrays are torch's tensors."""
+    while isinstance(result, list | tuple) and result:
+        result = result[0]
+    return isinstance(result, sys.modules["torch"].Tensor)
 
 
 class Work:
@@ -225,14 +234,24 @@ class Work:
     def get_future(self) -> CallFuture:
         """Return a future of the call.
 
-        It also has torch's methods: `wait()` returns the result, `value()` the result of a call
-        that is complete, and `then(callback)` a future of `callback(future)`. A callback runs on
-        the thread that completes the call, or at once if it is complete. A communication hook of
-        DistributedDataParallel needs torch's own class, which groups inside torch.distributed give.
+        Of a call on torch's tensors it is torch's own Future, as communication hooks of
+        DistributedDataParallel return it. Its errors are RuntimeErrors with the exception's text.
+        Else it is a concurrent.futures.Future that has torch's methods too: `wait()` returns the
+        result, `value()` the result of a call that is complete, and `then(callback)` a future of
+        `callback(future)`. A callback runs on the thread that completes the call, or at once if it
+        is complete.
 
         Returns:
-            A concurrent.futures.Future that gets `result`, or the call's exception.
+            A future that gets `result`, or the call's exception.
         """
+        if "torch" in sys.modules and _is_of_torch(self._result):
+            # By name, since the bridge to torch is built on this module.
+            bridge: Any = importlib.import_module("cydist.interop.torch.work")
+            pending: CallFuture = bridge.PendingWork(self, self._result).get_future()
+            return pending
+        return self._python_future()
+
+    def _python_future(self) -> CallFuture:
         future = _future_class()()
         future.set_running_or_notify_cancel()
 
@@ -257,7 +276,7 @@ class Work:
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
 
-        return asyncio.wrap_future(self.get_future()).__await__()
+        return asyncio.wrap_future(self._python_future()).__await__()
 
 
 class CombinedWork(Work):

@@ -50,7 +50,7 @@ from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
 from cydist._native.failpoints import holds as failpoint_holds
 from cydist._native.fast_api import fast_path, use_operation
-from cydist._native.fast_collectives import is_profiling
+from cydist._native.fast_collectives import collect_calls, is_observed, is_profiling
 from cydist._native.group import Group
 from cydist._native.group_state import GroupState
 from cydist._native.inproc import Hub, InprocLink, hub
@@ -125,6 +125,7 @@ __all__ = [
     "asarray",
     "cgroup_left",
     "change_keys_after",
+    "collect_calls",
     "combine_all",
     "empty",
     "failpoint",
@@ -133,6 +134,7 @@ __all__ = [
     "forget_choices",
     "hash_of_sizes",
     "hub",
+    "is_observed",
     "is_profiling",
     "irecv",
     "isend",

@@ -9,6 +9,8 @@ from cydist._native import fast_nccl as fast_nccl
 from cydist._native import fast_p2p as fast_p2p
 from cydist._native.fast_api import fast_path as fast_path
 from cydist._native.fast_api import use_operation as use_operation
+from cydist._native.fast_collectives import collect_calls as collect_calls
+from cydist._native.fast_collectives import is_observed as is_observed
 from cydist._native.fast_collectives import is_profiling as is_profiling
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "asarray",
     "cgroup_left",
     "change_keys_after",
+    "collect_calls",
     "combine_all",
     "empty",
     "failpoint",
@@ -57,6 +60,7 @@ __all__ = [
     "forget_choices",
     "hash_of_sizes",
     "hub",
+    "is_observed",
     "is_profiling",
     "irecv",
     "isend",

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native
-from cydist._native import CallRecord
+from cydist._native import CallRecord, is_observed
 from cydist.api.arguments import check_op
 from cydist.devices import array_libraries
 from cydist.errors import NonFiniteError, UnsupportedError
@@ -93,10 +93,16 @@ class Prepared:
             splits: Parts of them, for each rank and from each.
         """
         checks = self.whole.checks
-        if checks is None and not is_profiling():  # nearly always: without a function in between
+        if checks is None and not is_observed():  # nearly always: without a function in between
             return self.group.execute(
                 self.name, body, async_op=async_op, timeout=timeout, result=result, array=self.array
             )
+        collected = self.whole.collected
+        if collected is not None and self.name in collected.NAMES:
+            later: Work | None = collected.add(
+                self.name, self.op, inputs, outputs, result, async_op, timeout
+            )
+            return later
         if checks is None or self.name == "monitored_barrier":  # that must not wait without limit
             return self._start(body, result, async_op, timeout)
         sizes = None

@@ -1,12 +1,13 @@
 """Python objects instead of arrays: the *_object calls.
 
 Plain values and arrays travel in cydist's codec. Everything else is pickled, unless
-init_process_group got allow_pickle=False or connections are not authenticated. All of these calls
-block. An object that cannot be encoded raises on its own rank, and a DistError that names the rank
-on all others. The group stays usable then, as it does after invalid bytes (DistBackendError) and
-after pickle where it is not allowed (TypeError), or an object that its sender did not send so
-(AuthenticationError, see object_tags.py). Sizes travel first: a rank that announces more
-than this host has memory for fails the group.
+init_process_group got allow_pickle=False or connections are not authenticated. The collectives with
+`async_op` run in order on a thread, in a second group of the same ranks, so that they do not meet
+the group's other calls. An object that cannot be encoded raises on its own rank, and a DistError
+that names the rank on all others. The group stays usable then, as it does after invalid bytes
+(DistBackendError) and after pickle where it is not allowed (TypeError), or an object that its
+sender did not send so (AuthenticationError, see object_tags.py). Sizes travel first: a rank that
+announces more than this host has memory for fails the group.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
-from inspect import signature
+from inspect import BoundArguments, signature
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
@@ -30,18 +31,22 @@ from cydist.api.object_tags import TO_ALL, ObjectTags
 from cydist.api.p2p import peer_rank, recv, send
 from cydist.api.process_groups import (
     AnyGroup,
+    as_rank_of,
     current_world,
     is_initialized,
     resolve_group,
     usable_group,
 )
-from cydist.errors import DistBackendError
+from cydist.errors import DistBackendError, UnsupportedError
+from cydist.executor import Serial
 from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
+from cydist.work import Work
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+COMPANION = "objects"  # in the name of the group that carries asynchronous calls
 MESSAGE = "send_object_list"  # what both sides of a message call it
 _UNCHECKED_BYTES = 1 << 24  # of objects, for which no limit of a cgroup is read
 FAILED = -1  # sent in position of a size by a rank that could not encode its object
@@ -112,6 +117,8 @@ def _one_call(call: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(call)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        if kwargs.pop("async_op", False):
+            return _started(call, signature(call).bind(*args, **kwargs))  # type: ignore[return-value]
         try:
             return call(*args, **kwargs)
         except BaseException as error:
@@ -122,6 +129,47 @@ def _one_call(call: Callable[P, T]) -> Callable[P, T]:
             raise
 
     return whole
+
+
+def _started(call: Callable[..., object], given: BoundArguments) -> Work | None:
+    """Start a call on the group's companion. The result is its first argument that is a list."""
+    name, arguments = call.__name__, given.arguments
+    timeout = arguments.get("timeout")
+    group = _as_host_group(arguments.get("group"), name, timeout)
+    if group is None:
+        return None
+    group.check_usable(name)
+    companion, serial = _companion(group, name)
+    left = _time_left(group, timeout)
+    arguments["group"] = companion
+    world = current_world()
+
+    def run() -> None:
+        arguments["timeout"] = left()
+        with as_rank_of(world):
+            call(*given.args, **given.kwargs)
+
+    lists = (value for key, value in arguments.items() if key in _RESULTS)
+    return serial.start(name, run, next(lists, None))
+
+
+_RESULTS = ("object_list", "object_gather_list", "scatter_object_output_list")
+
+
+def _companion(group: ProcessGroup, name: str) -> tuple[ProcessGroup, Serial]:
+    """Return the group that carries a group's asynchronous calls, and the order that they run in.
+    The first such call makes them."""
+    if group.companion is None:
+        made = group.subgroup(range(group.size()), f"{group.group_name}/{COMPANION}", group.timeout)
+        if made is None:
+            raise UnsupportedError(
+                f"{name}: backend {group.backend!r} has no asynchronous calls on objects, which "
+                "need a second group of the same ranks: leave async_op out, or use backend 'tcp'",
+                op=name, group=group.group_name,
+            )  # fmt: skip
+        group.companion = made, Serial()
+        group.with_it.append(made.destroy)
+    return group.companion
 
 
 def _blocks(
@@ -180,15 +228,26 @@ def _decode(
 
 @_one_call
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: AnyGroup = None, *, timeout: Timeout = None
-) -> None:
+    object_list: list[Any],
+    obj: Any,
+    group: AnyGroup = None,
+    *,
+    async_op: bool = False,
+    timeout: Timeout = None,
+) -> Work | None:
     """Give all ranks the objects of all ranks.
 
     Args:
         object_list: A list of p entries. Entry r becomes rank r's object.
         obj: This rank's object.
         group: A group from `new_group`; None is the default group.
+        async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
+            until its `wait` has returned. Errors, also of arguments, are raised there.
         timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
 
     Raises:
         ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
@@ -196,6 +255,7 @@ def all_gather_object(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
+        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 
@@ -207,7 +267,7 @@ def all_gather_object(
     """
     name = "all_gather_object"
     if (chosen := _as_host_group(group, name, timeout)) is None:
-        return
+        return None
     group, left = chosen, _time_left(chosen, timeout)
     p = chosen.size()
     _check_length(name, "object_list", object_list, p)
@@ -225,6 +285,7 @@ def all_gather_object(
         else:
             sender = chosen.ranks[rank]
             object_list[rank] = _decode(name, block, sizes[rank], sender, chosen, tags)[0]
+    return None
 
 
 @_one_call
@@ -235,8 +296,9 @@ def broadcast_object_list(
     device: object = None,
     group_src: int | None = None,
     *,
+    async_op: bool = False,
     timeout: Timeout = None,
-) -> None:
+) -> Work | None:
     """Replace the lists of all ranks by that of rank `src`.
 
     Args:
@@ -245,7 +307,13 @@ def broadcast_object_list(
         group: A group from `new_group`; None is the default group.
         device: Accepted and ignored, as objects travel through CPU memory.
         group_src: Instead of `src`: its rank in the group.
+        async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
+            until its `wait` has returned. Errors, also of arguments, are raised there.
         timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
 
     Raises:
         ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
@@ -253,6 +321,7 @@ def broadcast_object_list(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
+        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 
@@ -264,7 +333,7 @@ def broadcast_object_list(
     """
     name = "broadcast_object_list"
     if (chosen := _as_host_group(group, name, timeout)) is None:
-        return
+        return None
     group, left = chosen, _time_left(chosen, timeout)
     _check_list(name, object_list)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
@@ -287,6 +356,7 @@ def broadcast_object_list(
         )
     if not here:
         object_list[:] = _decode(name, data, sizes, sender, chosen, tags)
+    return None
 
 
 @_one_call
@@ -297,8 +367,9 @@ def gather_object(
     group: AnyGroup = None,
     group_dst: int | None = None,
     *,
+    async_op: bool = False,
     timeout: Timeout = None,
-) -> None:
+) -> Work | None:
     """Give rank `dst` the objects of all ranks.
 
     Args:
@@ -307,7 +378,13 @@ def gather_object(
         dst: The global rank that receives; 0 unless given.
         group: A group from `new_group`; None is the default group.
         group_dst: Instead of `dst`: its rank in the group.
+        async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
+            until its `wait` has returned. Errors, also of arguments, are raised there.
         timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
 
     Raises:
         ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
@@ -315,6 +392,7 @@ def gather_object(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
+        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 
@@ -325,7 +403,7 @@ def gather_object(
     """
     name = "gather_object"
     if (chosen := _as_host_group(group, name, timeout)) is None:
-        return
+        return None
     group, left = chosen, _time_left(chosen, timeout)
     root = root_rank(chosen, name, "dst", dst, group_dst, default=0)
     here = chosen.rank() == root
@@ -350,6 +428,7 @@ def gather_object(
                 if rank == root
                 else _decode(name, block, sizes[rank], sender, chosen, tags, receiver)[0]
             )
+    return None
 
 
 @_one_call
@@ -360,8 +439,9 @@ def scatter_object_list(
     group: AnyGroup = None,
     group_src: int | None = None,
     *,
+    async_op: bool = False,
     timeout: Timeout = None,
-) -> None:
+) -> Work | None:
     """Give every rank its entry of the list on rank `src`.
 
     Args:
@@ -370,7 +450,13 @@ def scatter_object_list(
         src: The global rank that sends; 0 unless given.
         group: A group from `new_group`; None is the default group.
         group_src: Instead of `src`: its rank in the group.
+        async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
+            until its `wait` has returned. Errors, also of arguments, are raised there.
         timeout: Seconds or a timedelta for this call; None takes the group's.
+
+    Returns:
+        A `Work` with `async_op`, otherwise None. On a rank outside the group: None, after one
+        warning.
 
     Raises:
         ValueError: The arguments are wrong on this rank. Nothing was sent; the group stays usable.
@@ -378,6 +464,7 @@ def scatter_object_list(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
+        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 
@@ -388,7 +475,7 @@ def scatter_object_list(
     """
     name = "scatter_object_list"
     if (chosen := _as_host_group(group, name, timeout)) is None:
-        return
+        return None
     group, left = chosen, _time_left(chosen, timeout)
     root = root_rank(chosen, name, "src", src, group_src, default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
@@ -416,6 +503,7 @@ def scatter_object_list(
         if values
         else _decode(name, block, own, sender, chosen, tags, chosen.ranks[here], here)[0]
     )
+    return None
 
 
 @_one_call

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,17 @@ def _set_world(world: World | None, per_thread: bool) -> None:
     else:
         _process = world
     _set_fast_path_default()
+
+
+@contextmanager
+def as_rank_of(world: World) -> Iterator[None]:
+    """Let this thread make calls for the rank whose world this is."""
+    before = getattr(_thread, "world", None)
+    _thread.world = world
+    try:
+        yield
+    finally:
+        _thread.world = before
 
 
 def swap_world(other: World | None) -> World | None:

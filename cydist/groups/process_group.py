@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cydist import config
 from cydist._native import CallRecord, GroupState, is_profiling
@@ -92,6 +92,7 @@ class ProcessGroup(GroupCalls):
     authenticated = False  # True: no outsider can send on its connections, so objects may pickle
     packs = False  # packs strided arrays of calls on one array itself; else its callers do
     folds = False  # user-defined reductions of arrays outside the CPU's memory
+    collected: Any = None  # the calls of a _coalescing_manager, while it collects
     splits_without_peers = False  # `subgroup` asks no other rank, and takes no backend options
 
     def __init_subclass__(cls, **rest: object) -> None:
@@ -121,6 +122,7 @@ class ProcessGroup(GroupCalls):
         self.with_it: list[Callable[[], None]] = []  # objects to end with this group
         # Calls on objects so far: messages by (sender, receiver), collectives by None.
         self.object_calls: dict[tuple[int, int] | None, int] = {}
+        self.companion: tuple[ProcessGroup, Serial] | None = None  # for asynchronous object calls
         self.group_state = GroupState()
         self.checks = _checks_asked_for()
         is_profiling()  # looks for torch

@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cydist.errors import DistError, DistNetworkError, MismatchError, RendezvousError
+from cydist.errors import (
+    DistError,
+    DistNetworkError,
+    MismatchError,
+    RendezvousError,
+    warn_user,
+)
 from cydist.groups import registry
 from cydist.groups.device_router import DeviceRouter
 from cydist.groups.process_group import ProcessGroup
@@ -161,6 +167,8 @@ class World:
             for made in parts.values():
                 made.destroy()
             raise
+        if pg_options is not None and all(part.splits_without_peers for part in parts.values()):
+            warn_user(f"backend {spec!r} has no options: pg_options is ignored, {pg_options!r:.80}")
         group = next(iter(parts.values()))
         if len(parts) > 1:
             by_device = {device: parts[backend] for device, backend in devices.items()}

@@ -231,7 +231,8 @@ def resolve(
     THREADS.run(ask)
     limit = PATIENCE if deadline is None else max(0.0, deadline - time.monotonic())
     if not wait_for(answered, limit):
-        raise NameServiceTimeout(f"the name service did not resolve {host!r} within {limit:.3g} s")
+        within = f"within {limit:.3g} s" if deadline is None else "in the time that the call has"
+        raise NameServiceTimeout(f"the name service did not resolve {host!r} {within}")
     (answer,) = answers
     if isinstance(answer, OSError):
         raise answer

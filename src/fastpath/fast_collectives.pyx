@@ -55,7 +55,7 @@ cdef object resolve_group(object group):
 
 
 cdef object enqueuer_of(object group):
-    if profiling():
+    if observed():
         return None
     return default_streams if group is None else getattr(group, "fast_streams", None)
 
@@ -83,6 +83,9 @@ cdef dict profiler_module = None    # None: the program had not imported torch
 cdef PyObject *profiler_names = NULL    # the same, to be read fast
 
 
+cdef int collectors = 0             # groups that collect their calls, to make one of several
+
+
 cdef inline bint profiling() noexcept:
     return profiler_names != NULL and look_up(profiler_names, <PyObject *>FLAG) == Py_True
 
@@ -97,6 +100,22 @@ def is_profiling() -> bool:
     return profiling()
 
 
+cdef inline bint observed() noexcept:
+    return collectors > 0 or profiling()
+
+
+def is_observed() -> bool:
+    """Return whether a profiler runs, or a group collects its calls. Then all calls leave the fast
+    path."""
+    return collectors > 0 or is_profiling()
+
+
+def collect_calls(int change) -> None:
+    """Add `change` to the number of groups that collect their calls."""
+    global collectors
+    collectors += change
+
+
 cdef inline bint usable(Group native) noexcept:
     """Return whether it belongs to this process and is open and intact."""
     return (native.pid == process[0] and native.open and load_int(&native.aborted) == OK
@@ -105,9 +124,9 @@ cdef inline bint usable(Group native) noexcept:
 
 cdef Group native_of(object group):
     """Return the compiled half of a group that can run a call now, or None, also while a profiler
-    shows the calls of the general path."""
+    shows the calls of the general path, or a group collects them."""
     cdef Group native
-    if profiling():
+    if observed():
         return None
     if group is default_group:
         return default_native if default_native is not None and usable(default_native) else None

@@ -254,6 +254,20 @@ def test_a_registered_backend_is_found_by_name():
     assert [(0, 1, 30.0), (0, "x")] == seen
 
 
+@pytest.mark.parametrize("backend", ["inproc", "tcp"])
+def test_options_that_a_backend_does_not_have(backend):
+    """The group is made, and a warning says that they are ignored."""
+
+    def body(rank):
+        with pytest.warns(RuntimeWarning, match="has no options: pg_options is ignored, 'fast'"):
+            group = dist.new_group(pg_options="fast")
+        x = np.ones(1)
+        dist.all_reduce(x, group=group)
+        assert x == 2
+
+    run_threads(body, 2, backend)
+
+
 def test_backend_names():
     """Backend is a lower-case string."""
     assert "gloo" == dist.Backend("GLOO")
