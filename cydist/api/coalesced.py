@@ -74,7 +74,7 @@ def all_reduce_coalesced(
         call.sizes = sizes
         with prepared.group.coalesced():
             for flat in flats:
-                prepared.reducer.all_reduce(call, flat.array, op)
+                prepared.reducer.run_all_reduce(call, flat.array, op)
         for flat in flats:
             flat.copy_back()
 
@@ -296,7 +296,7 @@ def _gather(
     """Fill each rank's arrays in `into` from the arrays it passes as its `own`."""
     with group.coalesced():
         for i, flat in enumerate(own):
-            group.all_gather(call, [flats[i].array for flats in into], flat.array)
+            group.run_all_gather(call, [flats[i].array for flats in into], flat.array)
     for flats in into:
         for flat in flats:
             flat.copy_back()

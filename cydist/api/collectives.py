@@ -137,7 +137,7 @@ def all_reduce(
     dense = array if array.contiguous else prepared.packed()
 
     def body(call: CallRecord) -> None:
-        prepared.reducer.all_reduce(call, dense, op)
+        prepared.reducer.run_all_reduce(call, dense, op)
         array.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout, (array,), (array,))
@@ -268,7 +268,7 @@ def all_gather(
     own = array.dense()
 
     def body(call: CallRecord) -> None:
-        prepared.group.all_gather(call, into.arrays, own)
+        prepared.group.run_all_gather(call, into.arrays, own)
         into.copy_back()
 
     return prepared.run(body, tensor_list, async_op, timeout, (array,), outputs)
@@ -327,7 +327,7 @@ def all_gather_into_tensor(
     own = array.dense()
 
     def body(call: CallRecord) -> None:
-        prepared.group.all_gather(call, blocks, own)
+        prepared.group.run_all_gather(call, blocks, own)
         output.copy_from(dense)
 
     return prepared.run(body, [output_tensor], async_op, timeout, (array,), (output,))
@@ -647,7 +647,7 @@ def all_to_all(
     own = ContiguousCopies(inputs)
 
     def body(call: CallRecord) -> None:
-        prepared.group.all_to_all(call, into.arrays, own.arrays, False)
+        prepared.group.run_all_to_all(call, into.arrays, own.arrays, False)
         into.copy_back()
 
     return prepared.run(body, output_tensor_list, async_op, timeout, inputs, outputs)
@@ -728,7 +728,7 @@ def all_to_all_single(
     own = array.dense().blocks(p) if even else array.dense().split(taken)
 
     def body(call: CallRecord) -> None:
-        prepared.group.all_to_all(call, parts, own, even)
+        prepared.group.run_all_to_all(call, parts, own, even)
         into.copy_from(dense)
 
     return prepared.run(
@@ -823,7 +823,7 @@ def _scan(
     dense = array if array.contiguous else prepared.packed()
 
     def body(call: CallRecord) -> None:
-        prepared.reducer.scan(call, dense, op, inclusive)
+        prepared.reducer.run_scan(call, dense, op, inclusive)
         array.copy_from(dense)
 
     return prepared.run(body, [tensor], async_op, timeout, (array,), (array,))

@@ -220,7 +220,7 @@ def _compare(group: ProcessGroup, call: CheckedCall, calls: list[dict[str, Any]]
     others = [group.ranks[rank] for rank, text in enumerate(texts) if text != texts[group.rank()]]
     raise MismatchError(
         f"{call.name} on group {group.group_name!r}: before it ran, {why}. {told}. Nothing was "
-        "sent, and the group goes on (CYDIST_DEBUG=DETAIL)",
+        f"sent, and the group goes on ({config.DEBUG.names[0]}=DETAIL)",
         op=call.name, group=group.group_name, ranks=tuple(others),
     )  # fmt: skip
 

@@ -66,9 +66,9 @@ def all_reduce(group: ProcessGroup, call: CallRecord, array: Array, op: Op) -> N
     blocks = array.split(even_sizes(array.size, group.size()))
     mine = blocks[group.rank()]
     reduced = mine.empty_like()
-    group.reduce_scatter(call, reduced, blocks, op)
+    group.run_reduce_scatter(call, reduced, blocks, op)
     mine.copy_from(reduced)
-    group.all_gather(call, blocks, mine)
+    group.run_all_gather(call, blocks, mine)
 
 
 def reduce(group: ProcessGroup, call: CallRecord, array: Array, root: int, op: Op) -> None:
@@ -76,8 +76,8 @@ def reduce(group: ProcessGroup, call: CallRecord, array: Array, root: int, op: O
     check_consistency(group, call, "reduce", array, op=op, root=root)
     blocks = array.split(even_sizes(array.size, group.size()))
     reduced = blocks[group.rank()].empty_like()
-    group.reduce_scatter(call, reduced, blocks, op)
-    group.gather(call, reduced, blocks if group.rank() == root else None, root)
+    group.run_reduce_scatter(call, reduced, blocks, op)
+    group.run_gather(call, reduced, blocks if group.rank() == root else None, root)
 
 
 def reduce_scatter(
@@ -176,7 +176,7 @@ def scan(group: ProcessGroup, call: CallRecord, array: Array, op: Op, inclusive:
     else:
         _native.prepare(kind, array.dtype, own, array, factor)
     sources = [array.empty_like() for _ in range(group.size())]
-    group.all_gather(call, sources, own)
+    group.run_all_gather(call, sources, own)
     count = group.rank() + inclusive
     if count:
         _native.combine_all(kind, array.dtype, array, sources[:count], factor, group.size())
@@ -249,34 +249,32 @@ class UserOpReducer:
         self._count = count
         self._where = ""  # the call, for messages
 
-    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
+    def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         """Reduce in place on every rank."""
         self._start_step(call, "all_reduce", array)
         blocks = self._blocks(array)
         mine = blocks[self._group.rank()]
         self._fold(call, mine, blocks)
-        self._group.all_gather(self._part_of(call), blocks, mine)
+        self._group.run_all_gather(self._part_of(call), blocks, mine)
 
-    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
+    def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents."""
         self._start_step(call, "reduce", array, root=root)
         at_root = self._group.rank() == root
         for pieces, sources in self._exchange_pieces(call, self._blocks(array)):
             self._write(sources[0], self._fold_all(sources))
-            self._group.gather(self._part_of(call), sources[0], pieces if at_root else None, root)
+            self._group.run_gather(
+                self._part_of(call), sources[0], pieces if at_root else None, root
+            )
 
-    run_reduce = reduce
-
-    def reduce_scatter(
+    def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         """Reduce block r of all ranks' inputs into rank r's output."""
         self._start_step(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
         self._fold(call, output, inputs)
 
-    run_reduce_scatter = reduce_scatter
-
-    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
+    def run_scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place."""
         self._start_step(call, "scan" if inclusive else "exscan", array)
         for pieces, sources in self._exchange_pieces(call, self._blocks(array), banks=2):
@@ -341,7 +339,7 @@ class UserOpReducer:
         pieces: Sequence[Array],
     ) -> None:  # fmt: skip
         even = all(piece.size == pieces[0].size for piece in pieces)
-        self._group.all_to_all(self._part_of(call), outputs, inputs, even)
+        self._group.run_all_to_all(self._part_of(call), outputs, inputs, even)
 
     def _prefixes(self, sources: Sequence[Array]) -> Iterator[Elements]:
         """Yield the first contribution, then the result of folding in each further one."""

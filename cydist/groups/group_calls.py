@@ -3,10 +3,6 @@
 Ranks are ranks of the group. Every call returns a `Work` and does not wait, as torch's do, unless
 its options have `asyncOp = False`. The arrays stand in a list of one, or alone. Each call is
 cydist's function of that subject with this group.
-
-Six of torch's names are also those of methods that a backend implements: broadcast, reduce, gather,
-scatter, reduce_scatter and barrier. A backend's method gets a CallRecord first, a user's call never
-does; `ProcessGroup` tells them apart by that.
 """
 
 from __future__ import annotations
@@ -14,10 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cydist._native import CallRecord
 from cydist.reduce_ops import ReduceOp, own_op
 from cydist.waiting import duration
 from cydist.work import EventWork, Work
@@ -95,106 +89,8 @@ def _start(name: str, *arrays: Any, options: _Options, result: Any, **rest: Any)
     return made
 
 
-def _broadcast(
-    group: ProcessGroup, tensors: Any, opts: Any = None, timeout: Timeout = None, *, root: int = 0
-) -> Work:
-    options, tensor = _options(opts, timeout, root=root), _single(tensors, "broadcast")
-    return _start(
-        "broadcast", tensor, group=group, group_src=options.root, options=options, result=[tensor]
-    )
-
-
-def _reduce(
-    group: ProcessGroup, tensors: Any, opts: Any = None, op: Any = None, timeout: Timeout = None,
-    *, root: int = 0,
-) -> Work:  # fmt: skip
-    options, tensor = _options(opts, timeout, op, root), _single(tensors, "reduce")
-    return _start(
-        "reduce", tensor, op=options.op, group=group, group_dst=options.root, options=options,
-        result=[tensor],
-    )  # fmt: skip
-
-
-def _gather(
-    group: ProcessGroup, output_tensors: Any, input_tensors: Any, opts: Any = None,
-    timeout: Timeout = None, *, root: int = 0,
-) -> Work:  # fmt: skip
-    options = _options(opts, timeout, root=root)
-    outputs = output_tensors or None
-    if outputs is not None and isinstance(input_tensors, list | tuple):
-        outputs = _single(outputs, "gather")
-    return _start(
-        "gather", _single(input_tensors, "gather"), outputs, group=group, group_dst=options.root,
-        options=options, result=outputs or [],
-    )  # fmt: skip
-
-
-def _scatter(
-    group: ProcessGroup, output_tensors: Any, input_tensors: Any, opts: Any = None,
-    timeout: Timeout = None, *, root: int = 0,
-) -> Work:  # fmt: skip
-    options = _options(opts, timeout, root=root)
-    inputs = input_tensors or None
-    if inputs is not None and isinstance(output_tensors, list | tuple):
-        inputs = _single(inputs, "scatter")
-    tensor = _single(output_tensors, "scatter")
-    return _start(
-        "scatter", tensor, inputs, group=group, group_src=options.root, options=options,
-        result=[tensor],
-    )  # fmt: skip
-
-
-def _reduce_scatter(
-    group: ProcessGroup, output_tensors: Any, input_tensors: Any, opts: Any = None,
-    timeout: Timeout = None, *, op: Any = None,
-) -> Work:  # fmt: skip
-    options = _options(opts, timeout, op)
-    several = isinstance(output_tensors, list | tuple)
-    inputs = _single(input_tensors, "reduce_scatter") if several else input_tensors
-    tensor = _single(output_tensors, "reduce_scatter")
-    return _start(
-        "reduce_scatter", tensor, inputs, options.op, group=group, options=options, result=[tensor]
-    )
-
-
-def _barrier(group: ProcessGroup, opts: Any = None, timeout: Timeout = None) -> Work:
-    return _start("barrier", group=group, options=_options(opts, timeout), result=[])
-
-
-_USERS: dict[str, Callable[..., Work]] = {
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce_scatter": _reduce_scatter,
-    "barrier": _barrier,
-}
-
-
-def share_names(kind: type) -> type:
-    """Let the methods of a class that a backend implements under a name of torch's also take a
-    user's arguments. `run_broadcast` and so on are the methods alone, which cydist's functions call
-    for speed. Returns the class."""
-    for name, users in _USERS.items():
-        own = vars(kind).get(name)
-        if callable(own):
-            setattr(kind, f"run_{name}", own)
-            setattr(kind, name, _either(own, users))
-    return kind
-
-
-def _either(backends: Callable[..., None], users: Callable[..., Work]) -> Callable[..., Any]:
-    @wraps(backends)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], CallRecord):
-            return backends(self, *args, **kwargs)
-        return users(self, *args, **kwargs)
-
-    return method
-
-
 class GroupCalls:
-    """The calls of torch's ProcessGroup that no method of a backend has the name of."""
+    """The calls of torch's ProcessGroup. A backend implements others, such as `run_broadcast`."""
 
     if TYPE_CHECKING:
         group_name: str
@@ -391,6 +287,145 @@ class GroupCalls:
             "all_to_all_single", output, input, output_split_sizes, input_split_sizes, group=self,
             options=_options(opts), result=[output],
         )  # fmt: skip
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: Timeout = None, *, root: int = 0
+    ) -> Work:
+        """Copy the root's array to all ranks: see `broadcast`.
+
+        Args:
+            tensors: A list of one array, or the array.
+            opts: BroadcastOptions, or the root's rank in the group.
+            timeout: Of this call, without BroadcastOptions.
+            root: The root's rank in the group, without BroadcastOptions.
+
+        Returns:
+            A `Work`.
+        """
+        options, tensor = _options(opts, timeout, root=root), _single(tensors, "broadcast")
+        return _start(
+            "broadcast",
+            tensor,
+            group=self,
+            group_src=options.root,
+            options=options,
+            result=[tensor],
+        )
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Timeout = None,
+        *, root: int = 0,
+    ) -> Work:  # fmt: skip
+        """Reduce into the root's array: see `reduce`.
+
+        Args:
+            tensors: A list of one array, or the array.
+            opts: ReduceOptions, or the root's rank in the group.
+            op: The reduction, without ReduceOptions.
+            timeout: Of this call, without ReduceOptions.
+            root: The root's rank in the group, without ReduceOptions.
+
+        Returns:
+            A `Work`.
+        """
+        options, tensor = _options(opts, timeout, op, root), _single(tensors, "reduce")
+        return _start(
+            "reduce", tensor, op=options.op, group=self, group_dst=options.root, options=options,
+            result=[tensor],
+        )  # fmt: skip
+
+    def gather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None,
+        timeout: Timeout = None, *, root: int = 0,
+    ) -> Work:  # fmt: skip
+        """Give the root the arrays of all ranks: see `gather`.
+
+        Args:
+            output_tensors: On the root a list of one list of p arrays; elsewhere empty.
+            input_tensors: A list of one array, or the array.
+            opts: GatherOptions, or the root's rank in the group.
+            timeout: Of this call, without GatherOptions.
+            root: The root's rank in the group, without GatherOptions.
+
+        Returns:
+            A `Work`.
+        """
+        options = _options(opts, timeout, root=root)
+        outputs = output_tensors or None
+        if outputs is not None and isinstance(input_tensors, list | tuple):
+            outputs = _single(outputs, "gather")
+        return _start(
+            "gather", _single(input_tensors, "gather"), outputs, group=self, group_dst=options.root,
+            options=options, result=outputs or [],
+        )  # fmt: skip
+
+    def scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None,
+        timeout: Timeout = None, *, root: int = 0,
+    ) -> Work:  # fmt: skip
+        """Give each rank its array of the root's: see `scatter`.
+
+        Args:
+            output_tensors: A list of one array, or the array.
+            input_tensors: On the root a list of one list of p arrays; elsewhere empty.
+            opts: ScatterOptions, or the root's rank in the group.
+            timeout: Of this call, without ScatterOptions.
+            root: The root's rank in the group, without ScatterOptions.
+
+        Returns:
+            A `Work`.
+        """
+        options = _options(opts, timeout, root=root)
+        inputs = input_tensors or None
+        if inputs is not None and isinstance(output_tensors, list | tuple):
+            inputs = _single(inputs, "scatter")
+        tensor = _single(output_tensors, "scatter")
+        return _start(
+            "scatter", tensor, inputs, group=self, group_src=options.root, options=options,
+            result=[tensor],
+        )  # fmt: skip
+
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None,
+        timeout: Timeout = None, *, op: Any = None,
+    ) -> Work:  # fmt: skip
+        """Reduce, and give each rank its array: see `reduce_scatter`.
+
+        Args:
+            output_tensors: A list of one array, or the array.
+            input_tensors: A list of one list of p arrays; the list of p alone beside one array.
+            opts: ReduceScatterOptions, or the reduction.
+            timeout: Of this call, without ReduceScatterOptions.
+            op: The reduction, without ReduceScatterOptions.
+
+        Returns:
+            A `Work`.
+        """
+        options = _options(opts, timeout, op)
+        several = isinstance(output_tensors, list | tuple)
+        inputs = _single(input_tensors, "reduce_scatter") if several else input_tensors
+        tensor = _single(output_tensors, "reduce_scatter")
+        return _start(
+            "reduce_scatter",
+            tensor,
+            inputs,
+            options.op,
+            group=self,
+            options=options,
+            result=[tensor],
+        )
+
+    def barrier(self, opts: Any = None, timeout: Timeout = None) -> Work:
+        """Wait until all ranks have called this: see `barrier`.
+
+        Args:
+            opts: BarrierOptions.
+            timeout: Of this call, without BarrierOptions.
+
+        Returns:
+            A `Work`.
+        """
+        return _start("barrier", group=self, options=_options(opts, timeout), result=[])
 
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, and name those that are missing: see `monitored_barrier`.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cydist import config
@@ -30,7 +31,7 @@ from cydist.errors import (
 )
 from cydist.executor import Serial
 from cydist.groups import derived
-from cydist.groups.group_calls import GroupCalls, share_names
+from cydist.groups.group_calls import GroupCalls
 from cydist.reduce_ops import Op
 from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration
 from cydist.work import Work
@@ -38,6 +39,12 @@ from cydist.work import Work
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.groups.call_checks import CallChecks
+
+# What a backend's collectives were called in version 1 of the interface.
+FORMER_NAMES = (
+    "broadcast", "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter",
+    "all_to_all", "scan", "barrier",
+)  # fmt: skip
 
 # The tag of messages that belong to derived collectives. Users' tags are not negative.
 DERIVED_TAG = -1
@@ -58,11 +65,10 @@ class ProcessGroup(GroupCalls):
     them, and a backend overrides those that it does better. Messages with one tag between two ranks
     keep their order. DERIVED_TAG (-1) is reserved for the derived collectives.
 
-    Users may call a group as they call torch's: `group.allreduce([x])`, `broadcast`, `reduce`,
+    Users call a group as they call torch's: `group.allreduce([x])`, `broadcast`, `reduce`,
     `allgather`, `gather`, `scatter`, `reduce_scatter`, `alltoall`, `barrier`, `send`, `recv` and
-    others take arrays and ranks of the group, and return a `Work`. Of these broadcast, reduce,
-    gather, scatter, reduce_scatter and barrier are a backend's methods too: those get a CallRecord
-    first.
+    others take arrays and ranks of the group, and return a `Work`. A backend's own methods are
+    called `run_broadcast`, `run_all_reduce` and so on.
 
     Args:
         rank: This process's rank in the group.
@@ -97,7 +103,13 @@ class ProcessGroup(GroupCalls):
 
     def __init_subclass__(cls, **rest: object) -> None:
         super().__init_subclass__(**rest)
-        share_names(cls)
+        for name in FORMER_NAMES:
+            own = vars(cls).get(name)
+            if isinstance(own, FunctionType) and "call" in own.__code__.co_varnames[1:2]:
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} is a method of a backend for version 1 of cydist's "
+                    f"interface: call it run_{name}, and state interface_version = 2"
+                )
 
     def __init__(
         self,
@@ -528,7 +540,7 @@ class ProcessGroup(GroupCalls):
         for work in works:
             call.wait(work)
 
-    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
+    def run_broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         """Copy the root's array to all ranks.
 
         Args:
@@ -538,9 +550,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.broadcast(self, call, array, root)
 
-    run_broadcast = broadcast
-
-    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
+    def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         """Reduce in place on every rank.
 
         Args:
@@ -550,7 +560,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.all_reduce(self, call, array, op)
 
-    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
+    def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents.
 
         Args:
@@ -561,9 +571,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.reduce(self, call, array, root, op)
 
-    run_reduce = reduce
-
-    def reduce_scatter(
+    def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         """Reduce block r of all ranks' inputs into rank r's output, in rank order.
@@ -576,9 +584,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.reduce_scatter(self, call, output, inputs, op)
 
-    run_reduce_scatter = reduce_scatter
-
-    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
+    def run_all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         """Send every rank's array to all ranks: outputs[r] is rank r's.
 
         Args:
@@ -588,7 +594,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.all_gather(self, call, outputs, array)
 
-    def gather(
+    def run_gather(
         self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
     ) -> None:
         """Send every rank's array to the root: outputs[r] is rank r's.
@@ -601,9 +607,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.gather(self, call, array, outputs, root)
 
-    run_gather = gather
-
-    def scatter(
+    def run_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
     ) -> None:
         """Send inputs[r] of the root to rank r.
@@ -616,9 +620,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.scatter(self, call, output, inputs, root)
 
-    run_scatter = scatter
-
-    def all_to_all(
+    def run_all_to_all(
         self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         """Send inputs[r] to rank r and receive outputs[r] from it.
@@ -631,7 +633,7 @@ class ProcessGroup(GroupCalls):
         """
         derived.all_to_all(self, call, outputs, inputs, even)
 
-    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
+    def run_scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place.
 
         Args:
@@ -642,15 +644,13 @@ class ProcessGroup(GroupCalls):
         """
         derived.scan(self, call, array, op, inclusive)
 
-    def barrier(self, call: CallRecord) -> None:
+    def run_barrier(self, call: CallRecord) -> None:
         """Wait until every rank has made this call.
 
         Args:
             call: The call.
         """
         derived.barrier(self, call)
-
-    run_barrier = barrier
 
     # Groups that ranks make, or are not part of, without meeting; optional.
 
@@ -771,6 +771,3 @@ class ProcessGroup(GroupCalls):
                 f"global rank {global_rank} is not in group {self.group_name!r}, whose ranks are "
                 f"{list(self.ranks)}"
             ) from None
-
-
-share_names(ProcessGroup)

@@ -20,7 +20,7 @@ DEFAULT_DEVICES = ("cpu", "cuda")
 
 # The version of a backend's interface: ProcessGroup, Work, Array, BackendOptions. It grows with
 # every change that a backend must follow, not with changes that it may ignore.
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 
 
 class BackendOptions(NamedTuple):
@@ -152,10 +152,10 @@ class Backend(str, metaclass=_BackendType):
             func: Makes a group: ``func(store, rank, world_size, timeout)``, with a timedelta; or,
                 with `extended_api`, ``func(options, pg_options)`` with BackendOptions. Its
                 attribute `interface_version` is the version of cydist's interface that it was
-                written for, 1 if it has none. `requires` names the packages that it imports when it
-                is used. `of_all` is True if all its groups share one of all ranks. `encrypts` is
-                True if it encrypts what it sends to other hosts where CYDIST_ENCRYPT=1 is set. Or a
-                Family.
+                written for; without one, the present one. `requires` names the packages that it
+                imports when it is used. `of_all` is True if all its groups share one of all ranks.
+                `encrypts` is True if it encrypts what it sends to other hosts where
+                CYDIST_ENCRYPT=1 is set. Or a Family.
             extended_api: Which of the two ways `func` is called.
             devices: Kinds of memory it takes, "cpu" or ["cpu", "cuda"]; None: both.
 
@@ -199,7 +199,7 @@ def _plugin(
 
 
 def _check_version(name: str, create: Callable[..., ProcessGroup] | Family) -> None:
-    stated = getattr(create, "interface_version", 1)
+    stated = getattr(create, "interface_version", INTERFACE_VERSION)
     if stated == INTERFACE_VERSION:
         return
     from cydist.tuning.file import version

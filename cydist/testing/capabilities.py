@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from cydist.api import process_groups
 from cydist.errors import StoreTimeoutError
 from cydist.groups.process_group import ProcessGroup
 
-COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if hasattr(ProcessGroup, name))
+COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if hasattr(ProcessGroup, f"run_{name}"))
 PATIENCE = 2.0  # seconds within which an asynchronous call must return
 
 
@@ -78,12 +77,12 @@ def _body(rank: int) -> tuple[Any, ...]:
     group = found.for_device("cpu")
 
     def overrides(name: str) -> bool:
-        mine = inspect.unwrap(getattr(group, name))
-        return getattr(mine, "__func__", mine) is not inspect.unwrap(getattr(ProcessGroup, name))
+        mine = getattr(group, name)
+        return getattr(mine, "__func__", mine) is not getattr(ProcessGroup, name)
 
     return (
         group.devices,
-        tuple(name for name in COLLECTIVES if overrides(name)),
+        tuple(name for name in COLLECTIVES if overrides(f"run_{name}")),
         _any_source(rank),
         _asynchronous(rank),
         *map(overrides, ("subgroup", "shrink", "share", "abort", "fail")),

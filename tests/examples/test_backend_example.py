@@ -148,13 +148,13 @@ def test_a_version_that_does_not_fit(site: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(EXAMPLE, tmp_path / "source"))
     module = source / "cydist_unix.py"
     text = module.read_text()
-    assert text.count("interface_version = 1") == 1
-    module.write_text(text.replace("interface_version = 1", "interface_version = 2"))
+    assert text.count("interface_version = 2") == 1
+    module.write_text(text.replace("interface_version = 2", "interface_version = 3"))
     install(source, tmp_path / "site")
     with_cydist(tmp_path / "site")
     program = "import cydist; cydist.init_process_group('unix')"
     ended = python(tmp_path / "site", tmp_path, "-c", program)
-    expected = "'unix' (cydist_unix.UnixGroup) was written for version 2 of cydist's interface"
+    expected = "'unix' (cydist_unix.UnixGroup) was written for version 3 of cydist's interface"
     assert expected in ended.stderr
     assert "install a later release of cydist" in ended.stderr
 

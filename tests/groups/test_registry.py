@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import cydist as dist
-from cydist.groups import registry
+from cydist.groups import process_group, registry
 from cydist.testing import run_threads
 
 MODULE = """
@@ -63,7 +63,7 @@ def test_an_installed_backend_works_by_name(installed):
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [(2, "version 2 .*install a later release of cydist"), (0, "later release of the backend")],
+    [(3, "version 3 .*install a later release of cydist"), (1, "later release of the backend")],
 )
 def test_a_backend_of_another_interface_is_refused_before_traffic(version, words, monkeypatch):
     """A rank that names it learns both versions and what to do; the store is not even asked."""
@@ -75,6 +75,15 @@ def test_a_backend_of_another_interface_is_refused_before_traffic(version, words
     with pytest.raises(dist.UnsupportedError, match=rf"'other' \(.*Other\) .*{words}"):
         dist.register_backend("other", Other)
     assert not dist.is_backend_available("other")
+
+
+@pytest.mark.parametrize("name", process_group.FORMER_NAMES)
+def test_a_class_with_the_former_names_is_refused(name):
+    """It would never be called: the error gives the present name."""
+    source = f"class Old(dist.ProcessGroup):\n    def {name}(self, call, *rest): pass"
+    with pytest.raises(TypeError, match=rf"Old\.{name} .* version 1 .* call it run_{name}"):
+        exec(source, {"dist": dist})
+    assert hasattr(dist.ProcessGroup, f"run_{name}")
 
 
 @pytest.mark.parametrize("spec", ["cpu:", ":tcp", "cpu:tcp:x", "cpu:tcp,", ""])
@@ -149,7 +158,7 @@ def test_a_built_in_backend_is_imported_when_a_group_is_made():
     """Listing, finding and looking whether they are there imports none of them."""
     program = (
         "import sys, cydist\n"
-        "from cydist.groups import registry\n"
+        "from cydist.groups import process_group, registry\n"
         "for name in registry.names(): registry.find(name); cydist.is_backend_available(name)\n"
         "def late(): return [n for n in sys.modules if n.startswith('cydist.backends.')]\n"
         "print(len(late()))\n"

@@ -193,7 +193,7 @@ class HostGroup(ProcessGroup):
         out = {self._peers[rank] for rank in excluded}
         try:
             limit = max(0.0, deadline - time.monotonic())
-            found.execute("shrink_group", found.barrier, timeout=limit)
+            found.execute("shrink_group", found.run_barrier, timeout=limit)
         except (PeerFailedError, GroupFailedError):
             # Made now, or in an earlier attempt. Other ranks may already have the new group: they
             # find it failed, and shrink it too.
@@ -428,17 +428,17 @@ class HostGroup(ProcessGroup):
 
     # Collectives: name the blocks, and the values that must be equal on all ranks.
 
-    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
+    def run_broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         here = self._rank == root
         self._run_on_array(call, "broadcast", array, None, root, reads=here, writes=not here)
 
-    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
+    def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         self._run_on_array(call, "all_reduce", array, op)
 
-    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
+    def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         self._run_on_array(call, "reduce", array, op, root, writes=self._rank == root)
 
-    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
+    def run_scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         self._run_on_array(call, "scan" if inclusive else "exscan", array, op)
 
     def _run_on_array(
@@ -457,38 +457,38 @@ class HostGroup(ProcessGroup):
             outputs = [part] if writes or name == "broadcast" else []
             self.run_collective(call, name, [part], outputs, part.nbytes, op, root, part.size)
 
-    def reduce_scatter(
+    def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         blocks = list(inputs)
         count, nbytes, even = _native.totals(blocks)
         self.run_collective(call, "reduce_scatter", blocks, [output], nbytes, op, -1, count, even)
 
-    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
+    def run_all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         blocks = list(outputs)
         count, nbytes, even = _native.totals(blocks)
         self.run_collective(call, "all_gather", [array], blocks, nbytes, None, -1, count, even)
 
     # A size that only the root, or only a pair, knows does not affect the choice of an algorithm.
 
-    def gather(
+    def run_gather(
         self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
     ) -> None:
         self.run_collective(call, "gather", [array], list(outputs or ()), 0, root=root, even=False)
 
-    def scatter(
+    def run_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
     ) -> None:
         self.run_collective(call, "scatter", list(inputs or ()), [output], 0, root=root, even=False)
 
-    def all_to_all(
+    def run_all_to_all(
         self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         blocks = list(outputs)
         nbytes, count = (_native.totals(blocks)[1], blocks[0].size) if even else (0, 0)
         self.run_collective(call, "all_to_all", list(inputs), blocks, nbytes, None, -1, count, even)
 
-    def barrier(self, call: CallRecord) -> None:
+    def run_barrier(self, call: CallRecord) -> None:
         self.run_collective(call, "barrier", [], [], 0)
 
     def run_collective(

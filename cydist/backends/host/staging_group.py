@@ -128,17 +128,17 @@ class StagedGroup(ProcessGroup):
 
     # Collectives on one array, of equal size on every rank.
 
-    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
+    def run_broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         here = self._rank == root
         self._run_in_place(call, "broadcast", array, out=here, into=not here, root=root)
 
-    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
+    def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         self._run_in_place(call, "all_reduce", array, op=op)
 
-    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
+    def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         self._run_in_place(call, "reduce", array, into=self._rank == root, op=op, root=root)
 
-    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
+    def run_scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         self._run_in_place(call, "scan" if inclusive else "exscan", array, op=op)
 
     def _run_in_place(
@@ -156,7 +156,7 @@ class StagedGroup(ProcessGroup):
 
     # Collectives on blocks, whose sizes every rank knows.
 
-    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
+    def run_all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         count = sum(block.size for block in outputs)
 
         def exchange(slot: list[Array]) -> None:
@@ -178,7 +178,7 @@ class StagedGroup(ProcessGroup):
             exchange,
         )
 
-    def reduce_scatter(
+    def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         count = sum(block.size for block in inputs)
@@ -195,7 +195,7 @@ class StagedGroup(ProcessGroup):
 
     # Collectives on blocks whose sizes only the root, or only pairs of ranks, know.
 
-    def gather(
+    def run_gather(
         self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
     ) -> None:
         sends, receives = [0] * self._size, [block.size for block in outputs or ()]
@@ -211,7 +211,7 @@ class StagedGroup(ProcessGroup):
             call, most, each, [array, *(outputs or ())], [not i for i in into], into, exchange
         )
 
-    def scatter(
+    def run_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
     ) -> None:
         sends, receives = [block.size for block in inputs or ()], [0] * self._size
@@ -227,7 +227,7 @@ class StagedGroup(ProcessGroup):
             call, most, each, [output, *(inputs or ())], out, [not o for o in out], exchange
         )
 
-    def all_to_all(
+    def run_all_to_all(
         self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         each = chunk_size(2 * self._size, outputs[0])
@@ -248,8 +248,8 @@ class StagedGroup(ProcessGroup):
         into = [not o for o in out]
         self._run_rounds(call, most, each, [*inputs, *outputs], out, into, exchange)
 
-    def barrier(self, call: CallRecord) -> None:
-        self.host.barrier(call)
+    def run_barrier(self, call: CallRecord) -> None:
+        self.host.run_barrier(call)
 
     # Shared parts.
 
@@ -312,13 +312,13 @@ class StagedGroup(ProcessGroup):
         """Run a chunk of a user-defined reduction on the host."""
         folding = UserOpReducer(self.host, op, elements_dtype(inputs[0]), count)
         if name == "all_reduce":
-            folding.all_reduce(call, inputs[0], op)
+            folding.run_all_reduce(call, inputs[0], op)
         elif name == "reduce":
-            folding.reduce(call, inputs[0], root, op)
+            folding.run_reduce(call, inputs[0], root, op)
         elif name == "reduce_scatter":
-            folding.reduce_scatter(call, outputs[0], inputs, op)
+            folding.run_reduce_scatter(call, outputs[0], inputs, op)
         else:
-            folding.scan(call, inputs[0], op, name == "scan")
+            folding.run_scan(call, inputs[0], op, name == "scan")
 
     def _compare_counts(
         self, call: CallRecord, name: str, array: Array, root: int, each: int, sends: list[int],

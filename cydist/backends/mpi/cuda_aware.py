@@ -26,34 +26,34 @@ class DeviceGroup(StagedGroup):
 
     host: MpiGroup
 
-    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
+    def run_broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         if not self._by_mpi(call, "broadcast", [array], [array], root=root):
-            super().broadcast(call, array, root)
+            super().run_broadcast(call, array, root)
 
-    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
+    def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         if not self._by_mpi(call, "all_reduce", [array], [array], op=op):
-            super().all_reduce(call, array, op)
+            super().run_all_reduce(call, array, op)
 
-    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
+    def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         outputs = [array] if self._rank == root else []
         if not self._by_mpi(call, "reduce", [array], outputs, op=op, root=root):
-            super().reduce(call, array, root, op)
+            super().run_reduce(call, array, root, op)
 
-    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
+    def run_all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         if not self._by_mpi(call, "all_gather", [array], outputs):
-            super().all_gather(call, outputs, array)
+            super().run_all_gather(call, outputs, array)
 
-    def reduce_scatter(
+    def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         if not self._by_mpi(call, "reduce_scatter", inputs, [output], op=op):
-            super().reduce_scatter(call, output, inputs, op)
+            super().run_reduce_scatter(call, output, inputs, op)
 
-    def all_to_all(
+    def run_all_to_all(
         self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         if not (even and self._by_mpi(call, "all_to_all", inputs, outputs)):
-            super().all_to_all(call, outputs, inputs, even)
+            super().run_all_to_all(call, outputs, inputs, even)
 
     def _by_mpi(
         self, call: CallRecord, name: str, inputs: Sequence[Array], outputs: Sequence[Array], *,

@@ -124,7 +124,9 @@ class HostExchange:
         outputs = [_native.empty(SWAP_BYTES) for _ in range(self._host.size())]
         limit = max(0.0, deadline - time.monotonic())
         self._host.execute(
-            f"nccl {what}", lambda call: self._host.all_gather(call, outputs, array), timeout=limit
+            f"nccl {what}",
+            lambda call: self._host.run_all_gather(call, outputs, array),
+            timeout=limit,
         )
         size = UNIQUE_ID_BYTES if what == "id" else SWAP_BYTES
         found = [bytes(memoryview(output)[:size]) for output in outputs]

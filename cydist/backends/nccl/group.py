@@ -287,7 +287,7 @@ class NcclGroup(ProcessGroup):
 
     # Collectives. The values that must be equal on all ranks are noted first.
 
-    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
+    def run_broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         self._note(call, (array.size, array.dtype_name), root=root)
         self._run(plans.broadcast(array.nbytes, root), [array])
 
@@ -303,17 +303,17 @@ class NcclGroup(ProcessGroup):
             check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)
         return how, factor
 
-    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
+    def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         how, factor = self._reduction_for(call, array, op)
         self._note(call, (array.size, array.dtype_name), how.name)
         self._run(plans.all_reduce(self._rank, self._size, array.size, how), [array], factor)
 
-    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
+    def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         how, factor = self._reduction_for(call, array, op)
         self._note(call, (array.size, array.dtype_name), how.name, root)
         self._run(plans.reduce(self._rank, self._size, array.size, root, how), [array], factor)
 
-    def reduce_scatter(
+    def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         how, factor = self._reduction_for(call, output, op)
@@ -322,13 +322,13 @@ class NcclGroup(ProcessGroup):
         plan = plans.reduce_scatter(self._rank, counts, how, adjacent(inputs))
         self._run(plan, [output, *inputs], factor)
 
-    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
+    def run_all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         counts = [each.size for each in outputs]
         self._note(call, (plans.describe_counts(counts), array.dtype_name))
         sizes = tuple(each.nbytes for each in outputs)
         self._run(plans.all_gather(self._rank, sizes, adjacent(outputs)), [array, *outputs])
 
-    def gather(
+    def run_gather(
         self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
     ) -> None:
         self._note(call, root=root)
@@ -337,7 +337,7 @@ class NcclGroup(ProcessGroup):
         sizes = tuple(each.nbytes for each in given)
         self._run(plans.gather(self._rank, sizes, array.nbytes, root, own), [array, *given])
 
-    def scatter(
+    def run_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
     ) -> None:
         self._note(call, root=root)
@@ -346,7 +346,7 @@ class NcclGroup(ProcessGroup):
         sizes = tuple(each.nbytes for each in given)
         self._run(plans.scatter(self._rank, sizes, output.nbytes, root, own), [output, *given])
 
-    def all_to_all(
+    def run_all_to_all(
         self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         sent = (outputs[0].size, "for each,") if even else ("any sizes,",)
@@ -354,14 +354,14 @@ class NcclGroup(ProcessGroup):
         sizes = [tuple(each.nbytes for each in arrays) for arrays in (outputs, inputs)]
         self._run(plans.all_to_all(*sizes), [*outputs, *inputs])
 
-    def scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
+    def run_scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         raise UnsupportedError(
             f"{call.name}: backend 'nccl' has none: use backend 'tcp' or 'mpi', which take GPU "
             "arrays too",
             op=call.name, group=self.group_name,
         )  # fmt: skip
 
-    def barrier(self, call: CallRecord) -> None:
+    def run_barrier(self, call: CallRecord) -> None:
         """Reduce one byte of each rank; `execute` waits until the GPU has done it."""
         self._note(call)
         if self._token is None:

@@ -328,7 +328,7 @@ class TorchGroup(ProcessGroup):
             return None
         return dtype, getattr(dist.ReduceOp, operations[kind])
 
-    def broadcast(self, call: CallRecord, array: Array, root: int) -> None:
+    def run_broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         check_consistency(self, call, "broadcast", array, root=root)
         if array.nbytes and self._size > 1:
             tensor = [tensor_of(array)]
@@ -337,11 +337,11 @@ class TorchGroup(ProcessGroup):
                 rootRank=root,
             )  # fmt: skip
 
-    def all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
+    def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         check_consistency(self, call, "all_reduce", array, op=op)
         native = self._reduction(array, op)
         if native is None:
-            super().all_reduce(call, array, op)
+            super().run_all_reduce(call, array, op)
             return
         tensor = [tensor_of(array, native[0])]
         self._run(
@@ -349,11 +349,11 @@ class TorchGroup(ProcessGroup):
             reduceOp=native[1],
         )  # fmt: skip
 
-    def reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
+    def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         check_consistency(self, call, "reduce", array, op=op, root=root)
         native = self._reduction(array, op)
         if native is None:
-            super().reduce(call, array, root, op)
+            super().run_reduce(call, array, root, op)
             return
         if self._rank != root:  # gloo overwrites it
             copy = array.empty_like()
@@ -365,7 +365,7 @@ class TorchGroup(ProcessGroup):
             reduceOp=native[1], rootRank=root,
         )  # fmt: skip
 
-    def reduce_scatter(
+    def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         check_consistency(
@@ -373,7 +373,7 @@ class TorchGroup(ProcessGroup):
         )
         native = self._reduction(output, op)
         if native is None or not _of_one_size(inputs):
-            super().reduce_scatter(call, output, inputs, op)
+            super().run_reduce_scatter(call, output, inputs, op)
             return
         source = tensor_of(_flatten(inputs, filled=True), native[0])
         self._run(
@@ -382,12 +382,12 @@ class TorchGroup(ProcessGroup):
             reduceOp=native[1],
         )  # fmt: skip
 
-    def all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
+    def run_all_gather(self, call: CallRecord, outputs: Sequence[Array], array: Array) -> None:
         check_consistency(
             self, call, "all_gather", array, sizes=[output.size for output in outputs]
         )
         if self._size == 1 or not array.nbytes or not _of_one_size(outputs):
-            super().all_gather(call, outputs, array)
+            super().run_all_gather(call, outputs, array)
             return
         into = _flatten(outputs, filled=False)
         self._run(
@@ -396,12 +396,12 @@ class TorchGroup(ProcessGroup):
         )  # fmt: skip
         _unflatten(into, outputs)
 
-    def gather(
+    def run_gather(
         self, call: CallRecord, array: Array, outputs: Sequence[Array] | None, root: int
     ) -> None:
         check_consistency(self, call, "gather", typed=array, root=root)
         if not self._all_of_one_size(call, [array, *(outputs or ())]):
-            super().gather(call, array, outputs, root)
+            super().run_gather(call, array, outputs, root)
             return
         into = [[tensor_of(block) for block in outputs]] if outputs else []
         self._run(
@@ -409,12 +409,12 @@ class TorchGroup(ProcessGroup):
             lambda o: self._theirs.gather(into, [tensor_of(array)], o), rootRank=root,
         )  # fmt: skip
 
-    def scatter(
+    def run_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array] | None, root: int
     ) -> None:
         check_consistency(self, call, "scatter", typed=output, root=root)
         if not self._all_of_one_size(call, [output, *(inputs or ())]):
-            super().scatter(call, output, inputs, root)
+            super().run_scatter(call, output, inputs, root)
             return
         source = [[tensor_of(block) for block in inputs]] if inputs else []
         self._run(
@@ -436,7 +436,7 @@ class TorchGroup(ProcessGroup):
         most, least = extremes.tolist()
         return bool(most == -least != 0)
 
-    def all_to_all(
+    def run_all_to_all(
         self, call: CallRecord, outputs: Sequence[Array], inputs: Sequence[Array], even: bool
     ) -> None:
         block = outputs[0]
@@ -444,7 +444,7 @@ class TorchGroup(ProcessGroup):
             self, call, "all_to_all", block if even else None, typed=None if even else block
         )
         if not even or self._size == 1 or not block.nbytes:
-            super().all_to_all(call, outputs, inputs, even)
+            super().run_all_to_all(call, outputs, inputs, even)
             return
         into, source = _flatten(outputs, filled=False), _flatten(inputs, filled=True)
         self._run(

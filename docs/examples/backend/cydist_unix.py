@@ -10,7 +10,7 @@ import cydist as dist
 
 
 class UnixGroup(dist.ProcessGroup):
-    interface_version = 1
+    interface_version = 2
 
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
