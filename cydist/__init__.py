@@ -85,6 +85,7 @@ from cydist.errors import (
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import (
     Backend,
+    BackendConfig,
     get_default_backend_for_device,
     is_available,
     is_backend_available,
@@ -186,6 +187,7 @@ __all__ = [
     "Array",
     "AuthenticationError",
     "Backend",
+    "BackendConfig",
     "BarrierOptions",
     "BroadcastOptions",
     "DebugLevel",
@@ -302,7 +304,10 @@ __all__ = [
 ]
 
 
-_make_nccl_premul_sum = ReduceOp.PREMUL_SUM  # torch's name
+# torch's names.
+_make_nccl_premul_sum = ReduceOp.PREMUL_SUM
+_all_gather_base = all_gather_into_tensor
+_reduce_scatter_base = reduce_scatter_tensor
 
 # Former modules of operations: their old pickles still load.
 sys.modules.setdefault("cydist.types", sys.modules["cydist.reduce_ops"])

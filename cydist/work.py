@@ -174,6 +174,14 @@ class Work:
         """
         self.wait()
 
+    def block_current_stream(self) -> None:
+        """Order the current stream after the call, as `wait` does; torch's name.
+
+        Raises:
+            DistError: The call failed.
+        """
+        self.wait()
+
     def is_completed(self) -> bool:
         """Return whether the call has ended, with or without an error, without waiting for it.
 

@@ -418,6 +418,39 @@ def parse(spec: str) -> dict[str, str]:
     return devices
 
 
+class BackendConfig:
+    """Which backend serves which memory, by a backend string.
+
+    Args:
+        backend: "tcp", or "cpu:tcp,cuda:nccl", as init_process_group takes it.
+
+    Raises:
+        ValueError: No backend has that name, or a pair is malformed.
+
+    Examples:
+        >>> dist.BackendConfig("cpu:gloo").get_device_backend_map()
+        {'cpu': 'gloo'}
+    """
+
+    __module__ = "cydist"
+
+    def __init__(self, backend: str) -> None:
+        self.device_backend_map = {
+            device: Backend(name) for device, name in parse(str(backend)).items()
+        }
+
+    def __repr__(self) -> str:
+        return ",".join(f"{device}:{name}" for device, name in self.device_backend_map.items())
+
+    def get_device_backend_map(self) -> dict[str, Backend]:
+        """Return the backend of each kind of memory.
+
+        Returns:
+            Names by "cpu" and "cuda".
+        """
+        return self.device_backend_map
+
+
 def canonical(spec: str) -> str:
     """Return a backend string in its shortest form: lower case, without spaces, and without devices
     if one backend serves all that it takes. Raises ValueError as `parse`."""

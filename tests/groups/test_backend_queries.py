@@ -90,3 +90,31 @@ def test_supports_complex_of_other_operations(op: Any, expected: bool) -> None:
 def test_default_timeout() -> None:
     """It is what a group gets that asks for none."""
     assert dist.default_pg_timeout == timedelta(minutes=30)
+
+
+@pytest.mark.parametrize("spec", ["gloo", "cpu:gloo,cuda:nccl"])
+def test_backend_config(spec: str) -> None:
+    """Devices and backends, as torch's class gives them."""
+    torch = pytest.importorskip("torch.distributed")
+    ours, theirs = dist.BackendConfig(spec), torch.BackendConfig(torch.Backend(spec))
+    for device in ("cpu", "cuda"):
+        assert ours.get_device_backend_map()[device] == theirs.get_device_backend_map()[device]
+    assert repr(ours).split(",")[0] == repr(theirs).split(",")[0]
+
+
+def test_backend_config_of_nothing() -> None:
+    with pytest.raises(ValueError, match="no backend is called 'pigeon'"):
+        dist.BackendConfig("pigeon")
+
+
+def test_torchs_former_names() -> None:
+    """_all_gather_base and _reduce_scatter_base are the calls on one array."""
+
+    def body(rank: int) -> None:
+        whole, part = np.zeros(4), np.zeros(1)
+        dist._all_gather_base(whole, np.full(2, rank + 1.0))
+        assert whole.tolist() == [1, 1, 2, 2]
+        dist._reduce_scatter_base(part, np.array([1.0, 5.0]))
+        assert part == (2, 10)[rank]
+
+    run_threads(body, 2)

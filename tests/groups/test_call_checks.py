@@ -13,7 +13,7 @@ import cydist as dist
 from cydist import config
 from cydist._native import asarray
 from cydist.groups.nonfinite import first_nonfinite
-from cydist.testing import run_threads
+from cydist.testing import run_threads, test_mismatches
 
 RANKS = 3
 
@@ -124,6 +124,26 @@ def test_calls_are_compared_before_they_run(backend: str, name: str) -> None:
         assert its in message
         assert "test_call_checks.py:" in message
         assert "the group goes on (CYDIST_DEBUG=DETAIL)" in message
+
+
+@pytest.mark.usefixtures("detail")
+@pytest.mark.parametrize(("usual", "odd", "words"), test_mismatches.differences())
+def test_every_difference_of_the_contract(
+    backend: str,
+    usual: test_mismatches.Named,
+    odd: test_mismatches.Named,
+    words: tuple[str, str] | None,
+) -> None:
+    """What a call without DETAIL finds while it runs is found before, and the group goes on."""
+
+    def body(rank: int) -> None:
+        name, given = odd if rank == 1 else usual
+        test_mismatches.call(name, RANKS, **given)
+
+    for message in all_fail(backend, body, dist.MismatchError):
+        assert "before it ran, " in message
+        for word in words or ():
+            assert word.partition(" #")[0] in message
 
 
 @pytest.mark.usefixtures("detail")
