@@ -22,7 +22,7 @@ _passed: dict[tuple[str, int], int] = {}  # skipped calls of breakpoint, by thei
 
 
 class DebugLevel(IntEnum):
-    """How calls are checked: OFF and INFO while they run, DETAIL also before.
+    """A level of checks of calls: OFF and INFO while they run, DETAIL also before.
 
     Examples:
         >>> dist.DebugLevel.DETAIL > dist.DebugLevel.INFO

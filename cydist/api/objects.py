@@ -37,7 +37,7 @@ from cydist.api.process_groups import (
     resolve_group,
     usable_group,
 )
-from cydist.errors import DistBackendError, UnsupportedError
+from cydist.errors import DistBackendError
 from cydist.executor import Serial
 from cydist.groups.process_group import ProcessGroup
 from cydist.waiting import seconds
@@ -139,7 +139,7 @@ def _started(call: Callable[..., object], given: BoundArguments) -> Work | None:
     if group is None:
         return None
     group.check_usable(name)
-    companion, serial = _companion(group, name)
+    companion, serial = _companion(group)
     left = _time_left(group, timeout)
     arguments["group"] = companion
     world = current_world()
@@ -156,17 +156,17 @@ def _started(call: Callable[..., object], given: BoundArguments) -> Work | None:
 _RESULTS = ("object_list", "object_gather_list", "scatter_object_output_list")
 
 
-def _companion(group: ProcessGroup, name: str) -> tuple[ProcessGroup, Serial]:
+def _companion(group: ProcessGroup) -> tuple[ProcessGroup, Serial]:
     """Return the group that carries a group's asynchronous calls, and the order that they run in.
-    The first such call makes them."""
+    The first such call makes them. If the backend cannot split a group off, the members meet."""
     if group.companion is None:
-        made = group.subgroup(range(group.size()), f"{group.group_name}/{COMPANION}", group.timeout)
+        name, limit = f"{group.group_name}/{COMPANION}", group.timeout
+        made = group.subgroup(range(group.size()), name, limit)
         if made is None:
-            raise UnsupportedError(
-                f"{name}: backend {group.backend!r} has no asynchronous calls on objects, which "
-                "need a second group of the same ranks: leave async_op out, or use backend 'tcp'",
-                op=name, group=group.group_name,
-            )  # fmt: skip
+            world = current_world()
+            store = world.store.part(name, group.ranks, f"making group {name!r}", limit)
+            with store.report_error(world.rank):
+                made = world.make_one(store, group.ranks, name, group.backend, limit, None)
         group.companion = made, Serial()
         group.with_it.append(made.destroy)
     return group.companion
@@ -242,7 +242,8 @@ def all_gather_object(
         obj: This rank's object.
         group: A group from `new_group`; None is the default group.
         async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
-            until its `wait` has returned. Errors, also of arguments, are raised there.
+            until its `wait` has returned. Errors, also of arguments, are raised there. On backends
+            of your own the group's first such call waits for all members.
         timeout: Seconds or a timedelta for this call; None takes the group's.
 
     Returns:
@@ -255,7 +256,6 @@ def all_gather_object(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
-        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 
@@ -308,7 +308,8 @@ def broadcast_object_list(
         device: Accepted and ignored, as objects travel through CPU memory.
         group_src: Instead of `src`: its rank in the group.
         async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
-            until its `wait` has returned. Errors, also of arguments, are raised there.
+            until its `wait` has returned. Errors, also of arguments, are raised there. On backends
+            of your own the group's first such call waits for all members.
         timeout: Seconds or a timedelta for this call; None takes the group's.
 
     Returns:
@@ -321,7 +322,6 @@ def broadcast_object_list(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
-        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 
@@ -379,7 +379,8 @@ def gather_object(
         group: A group from `new_group`; None is the default group.
         group_dst: Instead of `dst`: its rank in the group.
         async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
-            until its `wait` has returned. Errors, also of arguments, are raised there.
+            until its `wait` has returned. Errors, also of arguments, are raised there. On backends
+            of your own the group's first such call waits for all members.
         timeout: Seconds or a timedelta for this call; None takes the group's.
 
     Returns:
@@ -392,7 +393,6 @@ def gather_object(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
-        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 
@@ -451,7 +451,8 @@ def scatter_object_list(
         group: A group from `new_group`; None is the default group.
         group_src: Instead of `src`: its rank in the group.
         async_op: Return a `Work` at once, whose `result` is the list. Leave list and objects alone
-            until its `wait` has returned. Errors, also of arguments, are raised there.
+            until its `wait` has returned. Errors, also of arguments, are raised there. On backends
+            of your own the group's first such call waits for all members.
         timeout: Seconds or a timedelta for this call; None takes the group's.
 
     Returns:
@@ -464,7 +465,6 @@ def scatter_object_list(
         AuthenticationError: An object is not what its sender sent. The group stays usable.
         DistBackendError: Another rank could not encode its object, or its bytes are invalid. The
             group stays usable.
-        UnsupportedError: The backend has no second group for `async_op`. Nothing was sent.
         DistError: The call failed otherwise, with PeerFailedError or DistTimeoutError for example.
             The group has failed then.
 

@@ -419,7 +419,7 @@ def parse(spec: str) -> dict[str, str]:
 
 
 class BackendConfig:
-    """Which backend serves which memory, by a backend string.
+    """The backend that serves each kind of memory, by a backend string.
 
     Args:
         backend: "tcp", or "cpu:tcp,cuda:nccl", as init_process_group takes it.

@@ -45,6 +45,27 @@ def test_all_gather_object(job: Job, size: int) -> None:
             check(values(rank), value)
 
 
+def test_asynchronous_objects(job: Job, size: int) -> None:
+    """Calls under way do not meet the group's other calls, and end in the order of the program."""
+
+    def body(rank: int) -> Any:
+        x, works = np.ones(10), []
+        for step in range(3):
+            mine: list[Any] = [None] * size
+            works.append(dist.all_gather_object(mine, values(rank + step), async_op=True))
+            last = [step] if rank == 0 else [None]
+            works.append(dist.broadcast_object_list(last, 0, async_op=True))
+            dist.all_reduce(x)
+        assert (x == size**3).all()
+        return [work.result() for work in works if work is not None]
+
+    for results in job.run(body):
+        for step in range(3):
+            for rank, value in enumerate(results[2 * step]):
+                check(values(rank + step), value)
+            assert results[2 * step + 1] == [step]
+
+
 def test_broadcast_object_list(job: Job, size: int) -> None:
     """The root's list replaces every rank's, pickled objects too where they may be."""
 

@@ -136,6 +136,8 @@ KERNELS, KERNELS_PXD = "src/kernels/kernels.h", "cydist/_native/kernels.pxd"
 KERNELS_PYX, LOOPS = "src/kernels/kernels.pyx", "src/kernels/reduce_body.h"
 CONTRACT, INPUTS = "cydist/testing/test_collectives.py", "tests/support/kernel_inputs.py"
 MPI, NCCL = "cydist/backends/mpi/datatypes.py", "cydist/backends/nccl/reductions.py"
+# What a backend calls each collective.
+RUN = {name: f"run_{name.removeprefix('ex')}" for name in COLLECTIVE_NAMES}
 TORCH, TORCH_OPS = "cydist/backends/torch/group.py", "cydist/interop/torch/options.py"
 MPI4PY = "docs/mpi4py.md"
 SINGLE = {
@@ -197,17 +199,15 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         and has("cydist/_native/abi.pxd", rf"^    #   (\w+, )?{name}\b")
     ),
     ("collective", "src/abi/abi.pyx"): says("src/abi/abi.pyx", '"{}"'.format),
-    ("collective", "cydist/groups/process_group.py"): lambda name: hasattr(
-        ProcessGroup, name.removeprefix("ex")
-    ),
+    ("collective", "cydist/groups/process_group.py"): lambda name: hasattr(ProcessGroup, RUN[name]),
     ("collective", "cydist/backends/host/group.py"): defines(
-        "cydist/backends/host/group.py", exscan="scan"
+        "cydist/backends/host/group.py", **RUN
     ),
     ("collective", "cydist/backends/nccl/group.py"): defines(
-        "cydist/backends/nccl/group.py", exscan="scan"
+        "cydist/backends/nccl/group.py", **RUN
     ),
     ("collective", "cydist/backends/nccl/plans.py"): defines("cydist/backends/nccl/plans.py"),
-    ("collective", TORCH): defines(TORCH, exscan="scan"),
+    ("collective", TORCH): defines(TORCH, **RUN),
     ("collective", "src/algorithms/mpi/mpi_collectives.pyx"): lambda name: has(
         "src/algorithms/mpi/mpi_collectives.pyx", rf"^implement\(b\"native\", {name.upper()},"
     ),
@@ -227,11 +227,11 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         "cydist/_native/fast_collectives.pyi", **SINGLE
     ),
     ("collective", "cydist/backends/host/staging_group.py"): defines(
-        "cydist/backends/host/staging_group.py", exscan="scan"
+        "cydist/backends/host/staging_group.py", **RUN
     ),
-    ("collective", "cydist/groups/derived.py"): lambda name: all(
-        hasattr(place, name.removeprefix("ex"))
-        for place in (derived, *([derived.UserOpReducer] if name in table.REDUCING else []))
+    ("collective", "cydist/groups/derived.py"): lambda name: (
+        hasattr(derived, name.removeprefix("ex"))
+        and (name not in table.REDUCING or hasattr(derived.UserOpReducer, RUN.get(name, name)))
     ),
     ("collective", "src/fastpath/fast_nccl.pyx"): defines("src/fastpath/fast_nccl.pyx", **SINGLE),
     ("collective", "cydist/interop/torch/group.py"): defines(
