@@ -199,7 +199,9 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         and has("cydist/_native/abi.pxd", rf"^    #   (\w+, )?{name}\b")
     ),
     ("collective", "src/abi/abi.pyx"): says("src/abi/abi.pyx", '"{}"'.format),
-    ("collective", "cydist/groups/process_group.py"): lambda name: hasattr(ProcessGroup, RUN[name]),
+    ("collective", "cydist/groups/process_group.py"): lambda name: hasattr(
+        ProcessGroup, RUN.get(name, name)
+    ),
     ("collective", "cydist/backends/host/group.py"): defines(
         "cydist/backends/host/group.py", **RUN
     ),
