@@ -41,7 +41,10 @@ ELSEWHERE = {
     "is_xccl_available": "is_ucc_available",
     "get_default_backend_for_device": "get_backend_config",
     "is_nccl_available": "the build", "is_mpi_available": "the build",
-    "register_rendezvous_handler": "tests/rendezvous/test_registered_handlers.py",
+    "get_debug_level": "debug_levels", "set_debug_level_from_env": "debug_levels",
+    "breakpoint": "it takes commands: tests/api/test_debugging.py",
+    "rendezvous": "it needs a URL of its own: tests/rendezvous/test_function.py",
+    "register_rendezvous_handler": "likewise: tests/rendezvous/test_registered_handlers.py",
     "split_group": "gloo has none: tests/groups/test_subgroups.py",
     "shrink_group": "gloo has none: tests/groups/test_shrink.py",
 }  # fmt: skip

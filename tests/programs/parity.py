@@ -293,6 +293,24 @@ def is_torchelastic_launched(dist: Any, make: Any, rank: int) -> Any:
 
 
 @case
+def debug_levels(dist: Any, make: Any, rank: int) -> Any:
+    found = []
+    for name in ("INFO", "DETAIL", "OFF"):
+        dist.set_debug_level(getattr(dist.DebugLevel, name))
+        found.append((dist.get_debug_level().name, dist.get_debug_level().value))
+    dist.set_debug_level_from_env()
+    return found, dist.get_debug_level().name
+
+
+@case
+def set_debug_level(dist: Any, make: Any, rank: int) -> Any:
+    try:
+        dist.set_debug_level("DETAIL")
+    except TypeError:
+        return "TypeError"
+
+
+@case
 def init_device_mesh(dist: Any, make: Any, rank: int) -> Any:
     made = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
     return made.get_local_rank("a"), made["b"].size(), list(made.mesh_dim_names or ())
