@@ -22,6 +22,10 @@ SECONDS = 150  # until a rank that still runs prints its stacks and ends
 STEPS = 40
 ROWS = 16  # of a batch
 FEATURES, HIDDEN, CLASSES = 64, 256, 10
+# Kept until the process ends. If a model of DistributedDataParallel has the last reference to
+# gloo's group, it ends the group while it holds Python's lock: it joins gloo's threads, and one of
+# them may wait for that lock to free a tensor. The process then hangs (torch 2.13).
+gloo_groups: list[object] = []
 
 
 class Recording:
@@ -62,6 +66,8 @@ class Recording:
 
     def save(self) -> None:
         """Write the tensors and the steps per second of the median step."""
+        if self.backend == "gloo":
+            gloo_groups.append(torch.distributed.group.WORLD)
         assert torch.distributed.get_backend() == self.backend
         steps = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
         rate = 1 / statistics.median(steps) if steps else 0.0
