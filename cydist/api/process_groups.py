@@ -6,17 +6,21 @@ such thread has a world of its own.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from cydist import config
 from cydist._native import arm_failpoint, fast_collectives, use_isa
+from cydist.api import torch_hints
 from cydist.errors import DistBackendError, GroupFailedError
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
@@ -204,7 +208,8 @@ def init_process_group(
             encode.
         torch: Whether to make torch.distributed's default group, too, of the same ranks and over
             the same links and memory. DistributedDataParallel and all that is built on
-            torch.distributed use it. Needs backend "tcp". `destroy_process_group` ends it.
+            torch.distributed use it. Needs backend "tcp". `destroy_process_group` ends it. Without
+            it torch's tools find no group, also where torch is imported.
 
     Raises:
         ValueError: The arguments contradict each other, or there is a default group already (with
@@ -250,6 +255,22 @@ def init_process_group(
         world.end()
         raise
     _set_world(world, per_thread=spec == "inproc")
+    _hint_at_exit()
+
+
+@cache
+def _hint_at_exit() -> None:
+    """Let the process end with a hint after an error of torch, while cydist's stores still serve:
+    what is registered last runs first."""
+    atexit.register(_write_hint)
+
+
+def _write_hint() -> None:
+    error = getattr(sys, "last_value", None)
+    if error is not None and _current_world() is not None:
+        from cydist.stores.tcp_server import servers
+
+        torch_hints.write_hint(error, [each.port for each in servers])
 
 
 def apply_settings() -> None:

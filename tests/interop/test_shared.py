@@ -71,6 +71,7 @@ def error(backend):
         return str(error)
 
 print(error("inproc"))
+print(error("mpi"))
 torch.distributed.init_process_group(
     "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
 )
@@ -124,8 +125,81 @@ def test_errors_say_what_to_write() -> None:
     assert printed == [
         "init_process_group: torch=True needs backend 'tcp', not 'inproc'. Pass 'tcp', or call "
         "torch.distributed.init_process_group yourself",
+        "init_process_group: torch=True needs backend 'tcp', not 'mpi'. Pass 'tcp', or call "
+        "torch.distributed.init_process_group yourself",
         "init_process_group: torch=True makes torch's default group, and there is one. Call "
         "torch.distributed.destroy_process_group() first, or leave torch=True out",
         "None cydist",
         "gloo",
     ]
+
+
+ALONE = """
+import torch.distributed
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+import cydist as dist
+
+model = torch.nn.Linear(2, 2)
+dist.init_process_group("tcp", timeout=20)
+"""
+BOTH = "Call cydist.init_process_group('tcp', torch=True)"
+NO_DEFAULT = f"""\
+ValueError: Default process group has not been initialized, please make sure to call \
+init_process_group.
+cydist: cydist.init_process_group made cydist's default group, and torch.distributed has none. \
+{BOTH} to make both
+"""
+WRONG_GROUP = f"""\
+cydist: this call of torch takes torch's groups only. {BOTH}, and pass \
+torch.distributed.group.WORLD or a group of torch.distributed.new_group
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("call", "end"), [
+    ("DistributedDataParallel(model)", NO_DEFAULT),
+    ("DistributedSampler(range(4))", NO_DEFAULT),
+    ("ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)", NO_DEFAULT),
+    ("torch.distributed.new_group([0])", NO_DEFAULT),
+    ("DistributedDataParallel(model, process_group=dist.group.WORLD)", WRONG_GROUP),
+    ("torch.distributed.all_gather_object([0], 1, group=dist.group.WORLD)", WRONG_GROUP),
+    ("torch.distributed.init_process_group('gloo')",
+     "name: EADDRINUSE, message: address already in use\n"
+     "cydist: cydist's store in this process listens on port {port}. " + BOTH +
+     " in place of torch's init_process_group, or give torch another port "
+     "(init_method='tcp://host:port', with rank and world_size)\n"),
+    ("dist.destroy_process_group(); DistributedSampler(range(4))",
+     "please make sure to call init_process_group.\n"),
+    ("raise ValueError('of the program')", "ValueError: of the program\n"),
+], ids=["ddp", "sampler", "zero", "new_group", "ddp-group", "objects-group", "port", "destroyed",
+        "own"])  # fmt: skip
+def test_what_torch_raises_without_its_group_is_explained_at_the_end(call: str, end: str) -> None:
+    """Below torch's traceback stands what to write; below others, and once cydist has no group,
+    nothing does."""
+    port = str(free_port())
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    result = subprocess.run(
+        [sys.executable, "-c", ALONE + call], env=ENVIRONMENT | place,
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.endswith(end.format(port=port)), result.stderr
+
+
+def test_torch_takes_another_port_in_ranks_started_by_hand() -> None:
+    """What the hint says to write, after cydist's own init_process_group, works."""
+    port = str(free_port())
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    url = f"tcp://127.0.0.1:{free_port()}"
+    call = (
+        f"torch.distributed.init_process_group('gloo', '{url}', rank=0, world_size=1)\n"
+        "print(len(list(DistributedSampler(range(4)))), dist.get_backend())\n"
+        "torch.distributed.destroy_process_group()\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", ALONE + call], env=ENVIRONMENT | place,
+        capture_output=True, text=True, timeout=100, check=True,
+    ).stdout  # fmt: skip
+    assert printed == "4 tcp\n"
