@@ -76,3 +76,17 @@ def test_no_signal_ends_the_process(end: str) -> None:
         capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
     assert (result.returncode, result.stdout.splitlines()) == (0, printed), result.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.more
+@pytest.mark.timeout(170)
+def test_a_model_may_outlive_its_group() -> None:
+    """Groups end and are made again while models of DistributedDataParallel of earlier ones are
+    freed; torch's gloo may hang there."""
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests/interop/torch_outliving_model.py"), "40"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (0, "ended\n"), result.stderr[-3000:]
