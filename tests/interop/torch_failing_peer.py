@@ -13,6 +13,7 @@ The ranks are forks of one process that has imported torch, which takes seconds.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -42,7 +43,7 @@ import cydist.interop.torch  # noqa: F401
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
-DEADLINE = 30.0  # seconds for a trial
+DEADLINE = 90.0  # seconds for a trial, on cores that other work shares
 STEPS = 3  # the victim misbehaves in the last one
 
 
@@ -202,6 +203,7 @@ def train(rank: int, size: int, way: str, mode: str, timeout: float, folder: Pat
 def run_rank(rank: int, trial: dict[str, Any], folder: Path) -> None:
     """One rank: what it saw goes to a file, as a program's own `except` would write it."""
     group = None
+    faulthandler.enable()  # a rank that is aborted at the deadline prints its stacks
     FOLDER.append(folder)
     try:
         train(rank, **trial, folder=folder)
@@ -238,7 +240,8 @@ def outcome(trial: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def ended(ranks: dict[int, int], victim: int | None) -> dict[int, int]:
-    """How each rank ended; the victim that hangs, and who is left at the deadline, are killed."""
+    """How each rank ended. The victim that hangs is killed; who is left at the deadline prints its
+    stacks and is aborted."""
     watched = {rank: os.pidfd_open(pid) for rank, pid in ranks.items()}
     waiting = {fd for rank, fd in watched.items() if rank != victim}
     while waiting:
@@ -249,7 +252,7 @@ def ended(ranks: dict[int, int], victim: int | None) -> dict[int, int]:
     codes = {}
     for rank, fd in watched.items():
         if rank == victim or fd in waiting:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            signal.pidfd_send_signal(fd, signal.SIGKILL if rank == victim else signal.SIGABRT)
         codes[rank] = os.waitstatus_to_exitcode(os.waitpid(ranks[rank], 0)[1])
         os.close(fd)
     return codes

@@ -59,11 +59,11 @@ def check_trial(server: Server, way: str, mode: str, size: int, *, late: bool = 
     ranks: list[dict[str, Any]] = json.loads(server.stdout.readline())
     survivors = ranks if way == "barrier" else ranks[:-1]
     for rank in survivors:
-        assert rank["code"] == 0
-        assert rank["typed"] in (typed, "GroupFailedError")
+        assert rank["code"] == 0, ranks
+        assert rank["typed"] in (typed, "GroupFailedError"), ranks
         # Where two survive, one may learn of it from the other, which gave up first.
         told = ("says rank", "gave up waiting")
-        assert any(each in rank["text"] for each in (words, *told))
-        assert rank["saved"]
-    assert typed in [rank["typed"] for rank in survivors]
+        assert any(each in rank["text"] for each in (words, *told)), ranks
+        assert rank["saved"], ranks
+    assert typed in [rank["typed"] for rank in survivors], ranks
     assert {rank["error"] for rank in survivors} <= {"RuntimeError", "GroupFailedError", typed}
