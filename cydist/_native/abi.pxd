@@ -214,6 +214,11 @@ ctypedef struct Comm:
     volatile int *aborted       # 0, or the Status that ends all waits of this group
     ControlView *control              # control messages from other ranks; NULL: none
     uint64_t *farewells         # see has_left: a bit for each lane that reported it; or NULL
+    # Of a part of a group, on which algorithms run other algorithms (hierarchy.pxd): the comm of
+    # all members, and the rank there of each of the part. NULL: this is that comm.
+    Comm *whole
+    const int *in_whole
+    void *hosts                 # a Hosts (hierarchy.pxd) where some members share a host; or NULL
     # Whether a member was lost together with its host. NULL: the link knows no hosts.
     bint (*host_is_lost)(const Comm *t, int rank) noexcept nogil
 
@@ -267,6 +272,8 @@ cdef class Link:
     # The group's first collective is about to begin: fill in the windows if the members can share
     # memory. All members can, or none.
     cdef int open_windows(self, Comm *t, int64_t deadline_ns, int *peer) except -100
+    # Free the windows of a group or of a part of one.
+    cdef void close_windows(self, Comm *t) noexcept
     # The group is gone: free its windows, drop messages that arrived for it, and end its
     # pending requests with CLOSED. They may still be cancelled.
     cdef void detach_comm(self, Comm *t) noexcept
@@ -340,16 +347,31 @@ ctypedef struct Call:           # one collective, as one rank sees it
     bint still_accessed
 
 
+# Return whether all ranks know that all blocks have the same size. In a part of a group they may
+# differ where the group's do not.
+cdef inline bint has_even_blocks(const Comm *t, const Call *c) noexcept nogil:
+    return c.fingerprint.flags & EVEN != 0 and t.whole == NULL
+
+
 # Call this before any wait.
 cdef inline void patiently(Call *c) noexcept nogil:
     if c.before_wait != NULL:
         c.before_wait(c)
 
 
+# Return a bit for each lane on which this member said that it left the group while the link goes
+# on.
+cdef inline uint64_t farewell_of(const Comm *t, int rank) noexcept nogil:
+    if t.whole != NULL:
+        rank = t.in_whole[rank]
+        t = t.whole
+    # What the peer did before its notice is seen after this: find_departed looks for it.
+    return load_u64(&t.farewells[rank]) if t.farewells != NULL else 0
+
+
 # Return whether this member left the group while the link goes on; of this rank: whether any did.
 cdef inline bint has_left(const Comm *t, int rank) noexcept nogil:
-    # What the peer did before its notice is seen after this: find_departed looks for it.
-    return t.farewells != NULL and load_u64(&t.farewells[rank]) != 0
+    return farewell_of(t, rank) != 0
 
 
 # The clock of every deadline: CLOCK_MONOTONIC, in nanoseconds.

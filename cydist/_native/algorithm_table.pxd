@@ -12,6 +12,7 @@ cdef enum Needs:            # needs of an algorithm; a set of bits
     EVEN_BLOCKS = 8         # only where all blocks have the same size
     NATIVE = 16             # a library that has the collective itself
     REACHABLE = 32          # arrays that the other ranks can access
+    HOSTS = 64              # several hosts, of which one has several of the group's ranks
     # These two may be missing in a single call, which finds that out itself. Such an algorithm then
     # runs Call.fallback.
     FOUND_IN_CALL = NATIVE | REACHABLE
@@ -57,6 +58,11 @@ cdef int size_class(size_t nbytes) noexcept nogil
 cdef class ChosenAlgorithms:             # shared by groups of one size that offer the same
     cdef Choice rows[COLLECTIVES][SIZE_CLASSES]
     cdef size_t segment_bytes
+    cdef bint for_parts         # every row is filled in that parts of groups need
 
 
-cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native)
+# `placement`: of the ranks on hosts; None: they share none.
+cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native, object placement)
+# The same for a part of a group (hierarchy.pxd), with all rows that such parts need. `choose` is
+# that of Group.prepare_parts.
+cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t segment_bytes)

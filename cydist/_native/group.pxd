@@ -30,6 +30,8 @@ cdef class Group:
                         size_t count, uint32_t sizes, int flags, size_t segment_bytes,
                         object about) except -1
     cdef void leave_comm(self) noexcept
+    cdef int open_part(self, int64_t deadline_ns) except -100
+    cdef object placement(self)
     # The CallError of a first call that the table of the shared memory did not answer.
     cdef object without_windows(self, int status, int peer)
     cdef void send_failure(self, ControlMessage *message)

@@ -29,6 +29,7 @@ EVEN_BLOCKS = NEED_BITS["EVEN_BLOCKS"]
 NATIVE = NEED_BITS["NATIVE"]
 REACHABLE = NEED_BITS["REACHABLE"]
 FOUND_IN_CALL = NEED_BITS["FOUND_IN_CALL"]
+HOSTS = NEED_BITS["HOSTS"]
 # Collectives by number. The others have no algorithms: they are made of messages.
 COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if name != "monitored_barrier")
 
@@ -145,6 +146,17 @@ OURS_IN_OPEN_MPI = (
     ours_in_open_mpi("all_to_all", "pairwise", least_ranks=3),
 )
 
+# Of ranks of which some share a host, one talks to the other hosts for all up to this many bytes;
+# above, each does for its part. With 4 and 8 ranks on two cores, on two hosts that were namespaces,
+# leaders took 0.5 to 0.9 of the time of lanes for an all_reduce of 8 bytes to 1 MiB. For
+# an all_gather and a reduce_scatter of 16 KiB and more lanes took 0.4 to 0.8 of that of leaders: each
+# rank sends its own block without a copy. Hosts with more cores gain more from lanes.
+MOST_OF_LEADERS = {
+    "broadcast": 512 * KiB, "all_reduce": 512 * KiB, "reduce": 512 * KiB,
+    "all_gather": 8 * KiB, "reduce_scatter": 8 * KiB,
+}  # fmt: skip
+SEVERAL_HOSTS = "on one host there is nothing to measure"
+
 ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
 OUT_OF_REACH = "in place of those that access arrays, where a call finds that it cannot"
 IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their steps and bytes"
@@ -191,6 +203,12 @@ TABLE = (
         Rule(each, "native", MOST_OF_LIBRARIES.get(each), above_bytes=ours, constant=THE_LIBRARYS)
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
+    Rule("barrier", "leaders", constant=SEVERAL_HOSTS),
+    *(
+        Rule(each, "leaders", most_bytes, constant=SEVERAL_HOSTS)
+        for each, most_bytes in MOST_OF_LEADERS.items()
+    ),
+    *(Rule(each, "lanes", constant=SEVERAL_HOSTS) for each in MOST_OF_LEADERS),
     Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
     Rule("broadcast", "tree", most_bytes=512 * KiB),
     Rule("broadcast", "ring"),
@@ -243,6 +261,7 @@ def choose(
     even: bool,
     commutative: bool,
     library: str = "",
+    hosts: bool = False,
 ) -> str:
     """Return the name of the algorithm for a call.
 
@@ -251,10 +270,12 @@ def choose(
         windows: Whether the ranks can access each other's memory.
         even: Whether all ranks know that all blocks have the same size.
         library: The name of the library below that has the group, or "".
+        hosts: Whether the ranks are on several hosts, and some of them share one.
 
     Raises ValueError if CYDIST_ALGORITHM names an unknown algorithm.
     """
-    return _chosen(collective, _size_class(nbytes), ranks, windows, even, commutative, library)
+    size_class = _size_class(nbytes)
+    return _chosen(collective, size_class, ranks, windows, even, commutative, library, hosts=hosts)
 
 
 def fallback(
@@ -339,10 +360,11 @@ def _chosen(
     commutative: bool,
     library: str,
     reachable: bool = True,
+    hosts: bool = False,
 ) -> str:
     able = candidates(
         collective, ranks, windows, even=even, commutative=commutative, library=library,
-        reachable=reachable,
+        reachable=reachable, hosts=hosts,
     )  # fmt: skip
     name = forced().get(collective)
     # A forced algorithm that cannot run here leaves the call to the table.
@@ -363,6 +385,7 @@ def candidates(
     commutative: bool = True,
     library: str = "",
     reachable: bool = True,
+    hosts: bool = False,
 ) -> list[str]:
     """Return the names of all algorithms whose needs such a call meets, as far as that is known
     before the call; without those that access arrays unless they are `reachable`."""
@@ -373,6 +396,7 @@ def candidates(
         | (EVEN_BLOCKS if even else 0)
         | (NATIVE if library else 0)
         | (REACHABLE if reachable else 0)
+        | (HOSTS if hosts else 0)
     )
     return [name for (each, name), needs in NEEDS.items()
             if each == collective and needs & ~offers == 0]  # fmt: skip

@@ -13,6 +13,9 @@ cdef class Link:
     cdef int open_windows(self, Comm *t, int64_t deadline_ns, int *peer) except -100:
         return OK
 
+    cdef void close_windows(self, Comm *t) noexcept:
+        pass
+
     cdef void detach_comm(self, Comm *t) noexcept:
         pass
 

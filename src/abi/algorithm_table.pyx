@@ -7,6 +7,7 @@ from cydist._native.abi cimport (
     SCAN, SCATTER,
 )
 
+from cydist._native.abi import COLLECTIVE_NAMES
 
 cdef extern from *:
     int clzll "__builtin_clzll"(unsigned long long) nogil
@@ -15,7 +16,7 @@ cdef extern from *:
 NEED_BITS = {
     "WINDOWS": WINDOWS, "COMMUTATIVE": COMMUTATIVE, "POWER_OF_TWO": POWER_OF_TWO,
     "EVEN_BLOCKS": EVEN_BLOCKS, "NATIVE": NATIVE, "REACHABLE": REACHABLE,
-    "FOUND_IN_CALL": FOUND_IN_CALL,
+    "FOUND_IN_CALL": FOUND_IN_CALL, "HOSTS": HOSTS,
 }
 TRAIT_BITS = {"ONE_ROUNDING": ONE_ROUNDING, "ADAPTIVE": ADAPTIVE}
 
@@ -83,6 +84,17 @@ DECLARED = (
     (57, b"staged", ALL_REDUCE, WINDOWS, ONE_ROUNDING),
     (58, b"tree", BROADCAST, MESSAGES, 0),
     (59, b"tree", REDUCE, MESSAGES, 0),
+    (60, b"leaders", BROADCAST, HOSTS, 0),
+    (61, b"leaders", ALL_REDUCE, HOSTS | COMMUTATIVE, 0),
+    (62, b"leaders", REDUCE, HOSTS | COMMUTATIVE, 0),
+    (63, b"leaders", ALL_GATHER, HOSTS, 0),
+    (64, b"leaders", REDUCE_SCATTER, HOSTS | COMMUTATIVE, 0),
+    (65, b"leaders", BARRIER, HOSTS, 0),
+    (66, b"lanes", BROADCAST, HOSTS, 0),
+    (67, b"lanes", ALL_REDUCE, HOSTS | COMMUTATIVE, 0),
+    (68, b"lanes", REDUCE, HOSTS | COMMUTATIVE, 0),
+    (69, b"lanes", ALL_GATHER, HOSTS, 0),
+    (70, b"lanes", REDUCE_SCATTER, HOSTS | COMMUTATIVE, 0),
 )
 
 cdef enum:
@@ -90,7 +102,7 @@ cdef enum:
 
 cdef Entry table[TABLE_ROWS]
 
-cdef dict known = {}            # (ranks, windows, native) -> ChosenAlgorithms
+cdef dict known = {}            # (ranks, windows, native, placement) -> ChosenAlgorithms
 
 
 cdef int declare(tuple rows) except -1:
@@ -176,14 +188,33 @@ cdef int size_class(size_t nbytes) noexcept nogil:
 
 
 cdef class ChosenAlgorithms:
-    """Return the choices for groups of one size, with or without windows and a library."""
+    """The choices for groups of one size, and alike in what choices_for distinguishes."""
 
 
-cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native):
-    cdef ChosenAlgorithms found = known.get((ranks, windows, native))
+cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native, object placement):
+    cdef ChosenAlgorithms found = known.get((ranks, windows, native, placement))
     if found is None:
-        found = known[ranks, windows, native] = ChosenAlgorithms()
+        found = known[ranks, windows, native, placement] = ChosenAlgorithms()
     return found
+
+
+# What hierarchical algorithms run on parts of a group
+cdef tuple ON_PARTS = (BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, GATHER, REDUCE_SCATTER, BARRIER)
+
+
+cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t segment_bytes):
+    cdef ChosenAlgorithms chosen = choices_for(ranks, windows, False, None)
+    cdef int code, k
+    if chosen.for_parts:
+        return chosen
+    for code in ON_PARTS:
+        collective = COLLECTIVE_NAMES[code]
+        for k in range(SIZE_CLASSES):
+            algorithm, fallback = choose(collective, 1 << k, ranks, windows)
+            chosen.rows[code][k] = choice_of(collective, code, algorithm, fallback)
+    chosen.segment_bytes = segment_bytes
+    chosen.for_parts = True
+    return chosen
 
 
 def forget_choices():
@@ -191,6 +222,7 @@ def forget_choices():
     cdef ChosenAlgorithms each
     for each in known.values():
         memset(each.rows, 0, sizeof(each.rows))
+        each.for_parts = False
 
 
 declare(DECLARED)

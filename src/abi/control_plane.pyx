@@ -106,6 +106,8 @@ cdef void close_control_plane(ControlPlane *n, Comm *t) noexcept nogil:
 
 cdef int peek(Comm *t) noexcept nogil:
     cdef ControlPlane *n = <ControlPlane *>t.control
+    if t.whole != NULL:
+        t = t.whole
     # If another thread is already doing this, it handles the messages, so do not wait.
     if exchange_int(&n.busy, 1) == 0:
         if n.listening:
@@ -287,6 +289,9 @@ cdef void probe(Comm *t, int peer) noexcept nogil:
     cdef ControlPlane *n = <ControlPlane *>t.control
     cdef Probe *sent = NULL
     cdef int status
+    if t.whole != NULL:
+        peer = t.in_whole[peer]
+        t = t.whole
     lock(n)
     if not n.closed and not is_probing(n, peer):
         sent = <Probe *>calloc(1, sizeof(Probe))

@@ -20,10 +20,13 @@ from cydist._native.abi cimport (
 )
 from cydist._native.array cimport Array
 from cydist._native.algorithm_table cimport (
-    ADAPTIVE, WINDOWS, Choice, choice_of, choices_for, number_of, size_class,
+    ADAPTIVE, HOSTS, WINDOWS, Choice, choice_of, choices_for, number_of, size_class,
 )
 from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.call_errors cimport keep_still_accessed, recorded_failure
+from cydist._native.hierarchy cimport (
+    Part, free_hosts, hosts_of, place_on_hosts, prepare_parts,
+)
 from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handler
 from cydist._native.kernels cimport OP_PREMUL_SUM, reduction
 from cydist._native.control_plane cimport (
@@ -38,8 +41,8 @@ from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, 
 
 # Importing an algorithm's module gives its rows of the table their functions.
 for algorithm in (
-    "bruck", "departure", "direct", "dissemination", "flat", "halving_doubling", "linear",
-    "mpi_collectives", "ordered", "pairwise", "ring", "staged", "tree",
+    "bruck", "departure", "direct", "dissemination", "flat", "halving_doubling", "lanes", "leaders",
+    "linear", "mpi_collectives", "ordered", "pairwise", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
@@ -92,6 +95,7 @@ cdef class Group:
 
     def __dealloc__(self):
         self.close()
+        free_hosts(hosts_of(&self.comm))
         free(self.comm.farewells)
         free(self.peers)
         free(self.blocks)
@@ -112,7 +116,40 @@ cdef class Group:
         if not self.open and self.running == 0 and not self.left:
             self.left = True
             close_control_plane(&self.control_plane, &self.comm)
+            if self.comm.hosts != NULL:
+                self.link.close_windows(&hosts_of(&self.comm).local.comm)
             self.link.detach_comm(&self.comm)
+
+    def place_on_hosts(self, hosts) -> None:
+        """Take the host of each group rank, any number, before the group's first call. Without it
+        no rank is known to share one."""
+        if len(hosts) != self.comm.size or self.comm.hosts != NULL or self.asked_for_windows:
+            raise ValueError(f"{len(hosts)} hosts for {self.comm.size} ranks, or too late")
+        place_on_hosts(&self.comm, hosts)
+
+    @property
+    def hosts(self) -> bool:
+        """Return whether the members are on several hosts, and some of them share one."""
+        return self.comm.hosts != NULL
+
+    def prepare_parts(self, choose, segment_bytes) -> None:
+        """Choose what hierarchical algorithms run on parts of the group. Called after
+        `open_windows` and before `keep_choice` or `run`.
+
+        Args:
+            choose: Returns the names of an algorithm and its fallback, given a collective, the
+                bytes of all blocks, ranks, and whether they have windows.
+            segment_bytes: Returns the unit of pipelining, given the last two.
+        """
+        prepare_parts(hosts_of(&self.comm), choose, segment_bytes)
+
+    cdef object placement(self):
+        """Return what the choices of a group on several hosts depend on, besides its size."""
+        cdef Part *local
+        if self.comm.hosts == NULL:
+            return None
+        local = &hosts_of(&self.comm).local
+        return hosts_of(&self.comm).count, local.comm.size, local.comm.windows != NULL
 
     @property
     def failure_is_known(self) -> bool:
@@ -145,6 +182,8 @@ cdef class Group:
             self.running += 1
             try:
                 status = self.link.open_windows(&self.comm, deadline_ns, &peer)
+                if status == OK and self.comm.hosts != NULL:
+                    status = self.open_part(deadline_ns)
             finally:
                 self.running -= 1
                 self.leave_comm()
@@ -153,6 +192,14 @@ cdef class Group:
                 raise self.without_windows(status, peer)
             store_int(&self.control_plane.windows_open, self.comm.windows != NULL)
         return self.comm.windows != NULL
+
+    cdef int open_part(self, int64_t deadline_ns) except -100:
+        """Open the windows of the members on this host, if these share memory."""
+        cdef Part *local = &hosts_of(&self.comm).local
+        cdef int peer = -1
+        if local.comm.size == 1 or local.comm.windows != NULL:
+            return OK
+        return self.link.open_windows(&local.comm, deadline_ns, &peer)
 
     cdef object without_windows(self, int status, int peer):
         """Return the CallError of a call that got no answer from the table of the shared memory."""
@@ -183,7 +230,8 @@ cdef class Group:
         fallback; b"": it needs none."""
         cdef int code = CODES[collective]
         if self.choices is None:
-            self.choices = choices_for(self.comm.size, self.windows, self.comm.library_comm != 0)
+            self.choices = choices_for(self.comm.size, self.windows, self.comm.library_comm != 0,
+                                       self.placement())
         self.choices.segment_bytes = segment_bytes
         self.choices.rows[code][size_class(nbytes)] = choice_of(
             collective, code, algorithm, fallback)
@@ -415,6 +463,10 @@ cdef class Group:
             if not self.open:       # another thread has closed it since the algorithm was chosen
                 raise failure(CLOSED, -1, -1)
             raise ValueError(f"{choice.entry.name.decode()} needs windows, and this group has none")
+        if choice.entry.needs & HOSTS and (self.comm.hosts == NULL
+                                           or hosts_of(&self.comm).local.rows == NULL):
+            raise ValueError(f"{choice.entry.name.decode()} needs several hosts, one of them with "
+                             "several of the group's ranks")
         cdef double numbers[2]
         cdef Reduction reducing
         cdef Call call

@@ -16,6 +16,7 @@ from cydist._native.abi cimport (
     Reduction, Request,
 )
 from cydist._native.algorithm_table cimport Choice, choice_of, number_of
+from cydist._native.hierarchy cimport free_hosts, hosts_of, place_on_hosts, prepare_parts
 
 
 # A reduction that tracks contributions
@@ -114,7 +115,7 @@ cdef int write(Comm *t, Request *r, int what) noexcept nogil:
         r.link = <void *>log.count
     line = &log.lines[log.count]
     line.what = what
-    line.peer = r.peer
+    line.peer = r.peer if t.whole == NULL or r.peer < 0 else t.in_whole[r.peer]
     line.step = <int>(r.tag & ((1ULL << SEQUENCE_SHIFT) - 1))
     line.nbytes = r.nbytes
     line.request = <size_t>r.link
@@ -192,7 +193,8 @@ cdef class ScheduleRecorder:
     cdef int *peers
     cdef int aborted
 
-    def __cinit__(self, Link link not None):
+    def __cinit__(self, Link link not None, hosts=None, choose=None, segment_bytes=None):
+        """As _native.Group.place_on_hosts and prepare_parts: for hierarchical algorithms."""
         cdef int i
         self.peers = <int *>malloc(link.size * sizeof(int))
         if self.peers == NULL:
@@ -209,10 +211,14 @@ cdef class ScheduleRecorder:
         link.attach_comm(&self.comm)
         self.link = link
         link.open_windows(&self.comm, 0, &peer)
+        if hosts is not None:
+            place_on_hosts(&self.comm, hosts)
+            prepare_parts(hosts_of(&self.comm), choose, segment_bytes)
 
     def __dealloc__(self):
         if self.link is not None:
             self.link.detach_comm(&self.comm)
+        free_hosts(hosts_of(&self.comm))
         free(self.peers)
 
     def run(self, int collective, bytes name not None, list inputs, list outputs, *, int root,

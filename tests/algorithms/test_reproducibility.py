@@ -19,7 +19,7 @@ ALGORITHMS = [
     for backend in ("inproc", "tcp", "shm")
     for (collective, name), needs in sorted(tuning_table.NEEDS.items())
     if collective in tuning_table.REDUCING
-    and not needs & tuning_table.NATIVE
+    and not needs & (tuning_table.NATIVE | tuning_table.HOSTS)
     and (backend == "inproc" or bool(needs & tuning_table.WINDOWS) is (backend == "shm"))
 ]
 

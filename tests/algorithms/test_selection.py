@@ -100,6 +100,13 @@ NUMBERS = {
     "ring": {"all_reduce": 53, "reduce_scatter": 54, "all_gather": 55, "broadcast": 56},
     "staged": {"all_reduce": 57},
     "tree": {"broadcast": 58, "reduce": 59},
+    "leaders": {
+        "broadcast": 60, "all_reduce": 61, "reduce": 62, "all_gather": 63, "reduce_scatter": 64,
+        "barrier": 65,
+    },
+    "lanes": {
+        "broadcast": 66, "all_reduce": 67, "reduce": 68, "all_gather": 69, "reduce_scatter": 70,
+    },
 }  # fmt: skip
 
 

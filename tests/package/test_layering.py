@@ -57,6 +57,7 @@ CIRCLES = {"groups", "backends/host", "backends/mpi", "backends/torch"}
 CHAINS = """
     abi kernels arrays engine fastpath
     abi algorithms algorithms/windows
+    abi algorithms/hierarchical
     abi transports transports/shm transports/stream transports/mpi algorithms/mpi
     abi net transports/stream
     transports transports/inproc

@@ -254,8 +254,8 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("collective", "tests/support/collective_cases.py"): lambda name: has(
         "tests/support/collective_cases.py", rf"case .*\"{name}\""
     ),
-    ("collective", "tests/algorithms/test_schedules.py"): says(
-        "tests/algorithms/test_schedules.py", '"{}":'.format
+    ("collective", "tests/support/recorded_calls.py"): says(
+        "tests/support/recorded_calls.py", '"{}":'.format
     ),
     ("collective", "tests/programs/every_call.py"): says(
         "tests/programs/every_call.py", "dist.{}".format

@@ -12,6 +12,7 @@ from wire_peer import KEYS
 
 from cydist import _native
 from cydist._native import kernels
+from cydist.backends.host.group import choose_for_part
 from cydist.testing import oracle
 from cydist.tuning import table as tuning_table
 
@@ -22,16 +23,31 @@ SLOT_BYTES = 512
 
 
 class Ranks:
-    """Threads that are the ranks of one group over links of one kind."""
+    """Threads that are the ranks of one group over links of one kind.
 
-    def __init__(self, size, transport):
+    Args:
+        hosts: The host of each rank; None: they are on one. Ranks on different hosts share no
+            memory, whatever the transport.
+    """
+
+    def __init__(self, size, transport, hosts=None):
         self.size = size
         self.seq = 0
+        self.hosts = hosts or [0] * size
         self.links = self._link(transport)
         self.groups = [
             _native.Group(self.links[rank], list(range(size)), rank, 1) for rank in range(size)
         ]
         self.pool = ThreadPoolExecutor(size)
+        if hosts is not None:
+            self.each(self._place)
+
+    def _place(self, rank):
+        group = self.groups[rank]
+        group.place_on_hosts(self.hosts)
+        group.open_windows(time.monotonic_ns() + int(30e9))
+        if group.hosts:
+            group.prepare_parts(choose_for_part, lambda ranks, windows: 4096)
 
     def _link(self, transport):
         if transport == "inproc":
@@ -46,15 +62,18 @@ class Ranks:
                 links[low].adopt(high, 0, ours.detach(), *KEYS)
                 links[high].adopt(low, 0, theirs.detach(), *KEYS[::-1])
         if transport == "shm":
-            token = bytes(32)
-            memory = [_native.SharedMemory.create(self.size, self.size << 24, token)]
-            for _ in range(1, self.size):
-                memory.append(_native.SharedMemory.attach(os.dup(memory[0].fd), token))
-            links = [
-                _native.ShmLink(link, each, dict.fromkeys(range(self.size), os.getpid()))
-                for link, each in zip(links, memory, strict=True)
-            ]
+            for host in set(self.hosts):
+                self._share([rank for rank in range(self.size) if self.hosts[rank] == host], links)
         return links
+
+    def _share(self, sharers, links):
+        """Let these ranks share memory."""
+        token = bytes(32)
+        memory = [_native.SharedMemory.create(len(sharers), len(sharers) << 24, token, 1 << 20)]
+        for _ in sharers[1:]:
+            memory.append(_native.SharedMemory.attach(os.dup(memory[0].fd), token))
+        for rank, each in zip(sharers, memory, strict=True):
+            links[rank] = _native.ShmLink(links[rank], each, dict.fromkeys(sharers, os.getpid()))
 
     def each(self, body):
         """body(rank) on every rank at once; what they return."""
@@ -71,8 +90,7 @@ class Ranks:
         """End groups, links and threads."""
         for group in self.groups:
             group.close()
-        for link in self.links:
-            link.close()
+        self.each(lambda rank: self.links[rank].close())  # each waits for the others' last bytes
         self.pool.shutdown()
 
 

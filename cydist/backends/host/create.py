@@ -49,7 +49,7 @@ def make_endpoint(options: BackendOptions) -> Endpoint:
         link.close()
         connections.close()
 
-    return Endpoint(link, close, connections)
+    return Endpoint(link, close, connections, peers.hosts)
 
 
 def create_inproc(options: BackendOptions, pg_options: object = None) -> ProcessGroup:

@@ -41,15 +41,18 @@ class Endpoint:
 
     Args:
         connections: Makes the link's connections; None: ranks are threads.
+        hosts: For each of the link's peers the lowest one on its host; (): unknown.
 
     Attributes:
         query: Queries what a peer does in the group with an id; None: peers are not queried.
     """
 
     def __init__(
-        self, link: Link, close: Callable[[], None], connections: Connections | None = None
-    ) -> None:
+        self, link: Link, close: Callable[[], None], connections: Connections | None = None,
+        hosts: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.link = link
+        self.hosts = hosts
         self._close = close
         self.groups: dict[int, ref[HostGroup]] = {}
         self.own_process = connections is not None

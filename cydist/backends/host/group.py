@@ -97,6 +97,8 @@ class HostGroup(ProcessGroup):
         self._peers = tuple(peers)
         self._comm_id = comm_id_of(name, self._peers)
         self.native = _native.Group(endpoint.link, self._peers, rank, self._comm_id)
+        if endpoint.hosts:
+            self.native.place_on_hosts([endpoint.hosts[peer] for peer in self._peers])
         super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
         self.native.call_queue = self.call_queue
         if self.checks is not None:  # the fast path makes none
@@ -531,11 +533,14 @@ class HostGroup(ProcessGroup):
             self.prepare_first(call)
             windows = native.open_windows(call.deadline_ns)
             segment_bytes = tuning_table.segment_bytes(self._size, windows)
+            if native.hosts:
+                native.prepare_parts(choose_for_part, tuning_table.segment_bytes)
             if not algorithm:
                 algorithm = tuning_table.choose(
                     collective, nbytes, self._size, windows,
                     even=even, commutative=True,
                     library=self.library if native.library_comm != 0 and not windows else "",
+                    hosts=native.hosts,
                 )  # fmt: skip
                 keeps = known and self.fast_calls and nbytes <= WHOLE_BYTES
             else:
@@ -629,6 +634,14 @@ class HostGroup(ProcessGroup):
         peer = self._peers[rank]
         parted = "it has left the group" if self.native.has_left(rank) else ""
         return self._endpoint.link.lost(peer) or parted or self._endpoint.peer_error(peer)
+
+
+def choose_for_part(collective: str, nbytes: int, ranks: int, windows: bool) -> tuple[bytes, bytes]:
+    """Return the names of the algorithm and its fallback for a part of a group."""
+    even = collective not in tuning_table.UNSIZED
+    name = tuning_table.choose(collective, nbytes, ranks, windows, even=even, commutative=True)
+    other = tuning_table.fallback(collective, name, nbytes, ranks, even=even, commutative=True)
+    return name.encode(), other.encode()
 
 
 @atexit.register

@@ -2,8 +2,9 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from cydist._native.abi cimport (
-    COLLECTIVES, EVEN, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
-    Block, Call, Comm, Windows, head_of, now_ns, patiently, slice_end,
+    COLLECTIVES, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
+    Block, Call, Comm, Windows, has_even_blocks, head_of, now_ns,
+    patiently, slice_end,
 )
 from cydist._native.pipeline cimport STREAM_BYTES, copy, copy_block, segment_of, segments_in
 from cydist._native.failpoints cimport SEND_MID, reach
@@ -80,7 +81,7 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
 cdef inline bint should_negotiate(const Comm *t, const Call *c, size_t nbytes) noexcept nogil:
     """Return whether to try exposure though ranks cannot access each other: all arrays may be in
     shared memory, and be so long that one more step costs little. The same on all ranks."""
-    return (t.windows.mapped != NULL and c.fingerprint.flags & EVEN != 0
+    return (t.windows.mapped != NULL and has_even_blocks(t, c)
             and nbytes >= NEGOTIATED_BYTES)
 
 

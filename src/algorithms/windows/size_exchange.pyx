@@ -6,7 +6,8 @@ follows on lines of its own.
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    EVEN, LINE, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Block, Call, Comm, head_of,
+    LINE, MISMATCH, NO_MEMORY, OK, SCATTER, TINY_BYTES, Block, Call, Comm, has_even_blocks,
+    head_of,
 )
 from cydist._native.pipeline cimport copy, largest
 from cydist._native.window_protocol cimport (
@@ -67,7 +68,7 @@ cdef int exchange_sizes(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nog
     cdef int end = c.root + 1 if from_root else t.size
     cdef int r, status
     over[0] = False
-    if c.fingerprint.flags & EVEN != 0:
+    if has_even_blocks(t, c):
         return OK
     if m.parts * sizeof(uint64_t) > t.windows.slot_bytes:
         return NO_MEMORY

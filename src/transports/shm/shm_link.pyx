@@ -194,6 +194,9 @@ cdef class ShmLink(Link):
 
     cdef void detach_comm(self, Comm *t) noexcept:
         self.messages.detach_comm(t)
+        self.close_windows(t)
+
+    cdef void close_windows(self, Comm *t) noexcept:
         cdef LocalPeers *n = self.shm
         cdef bint left, patient
         # A forked child leaves no group.

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CONTROL_TAG, NO_MEMORY, PEER_LOST, Request, Comm, has_left,
+    ANY_SOURCE, CONTROL_TAG, NO_MEMORY, PEER_LOST, Request, Comm, farewell_of, has_left,
 )
 from cydist._native.matching cimport (
     Item, any_posted, free_item, group_rank, note_farewell, remove,
@@ -18,7 +18,7 @@ cdef inline bint has_departed(const Net *net, const Comm *t, int rank,
 
     False for control messages, which use any lane: only lost links end the receive of those.
     """
-    return has_left(t, rank) and tag != CONTROL_TAG and t.farewells[rank] >> lane_of(net, tag) & 1
+    return tag != CONTROL_TAG and farewell_of(t, rank) >> lane_of(net, tag) & 1
 
 
 cdef int status_of_loss(const Net *net, int peer) noexcept nogil:

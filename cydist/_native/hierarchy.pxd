@@ -1,0 +1,78 @@
+"""The hosts of a group, and the parts of it on which hierarchical algorithms run other algorithms.
+
+A part is a comm of its own to an algorithm: the members on this rank's host, or one member of each
+host. Its messages are the group's: the same id, tags and control messages. So a rank in another
+call is found, and a failure ends the waits of all. Two ranks never share both kinds of part, so
+their messages cannot be mistaken for each other's.
+"""
+from cydist._native.abi cimport Call, Comm, Reduction
+from cydist._native.algorithm_table cimport SIZE_CLASSES, Choice
+
+
+ctypedef struct Part:
+    Comm comm
+    const Choice (*rows)[SIZE_CLASSES]  # [collective][size class] of what runs on it; or NULL
+    size_t segment_bytes
+
+
+ctypedef struct Hosts:
+    int count                   # hosts, numbered by their lowest ranks
+    int here                    # this rank's
+    int lanes                   # the fewest members of a host
+    const int *host             # [rank] the host of each member
+    const int *place            # [rank] how many members of its host are before it
+    const int *first            # [host] where its members begin in `members`; first[count]: the end
+    const int *members          # host after host, each in the order of ranks
+    Part local                  # this host's members, in that order
+    Part across                 # one member of each host, by number of the host: see across_at
+
+
+# Fill in the hosts of a group, given the host of each member as any number, if some members share
+# one and some do not.
+cdef int place_on_hosts(Comm *t, hosts) except -1
+cdef void free_hosts(Hosts *hosts) noexcept nogil
+# Choose what runs on the parts; the arguments are those of Group.prepare_parts. Called once the
+# windows of the local part are open.
+cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1
+
+
+cdef inline Hosts *hosts_of(const Comm *t) noexcept nogil:
+    return <Hosts *>t.hosts
+
+
+cdef inline int members_on(const Hosts *h, int host) noexcept nogil:
+    return h.first[host + 1] - h.first[host]
+
+
+# Return the group rank of the member of a host that stands `place` places after its first.
+cdef inline int member_at(const Hosts *h, int host, int place) noexcept nogil:
+    return h.members[h.first[host] + place]
+
+
+# Return the part of the member at this place of every host, but of `root` on its host. This rank is
+# one of them. root -1: there is none.
+cdef Part *across_at(Comm *t, int place, int root) noexcept nogil
+
+
+# Return a call like `c` for a part, without blocks and without a root.
+cdef Call call_like(const Call *c) noexcept nogil
+# Run it on a part; `nbytes` is the size of the whole array, or of all blocks together. On failure
+# tell `c` why.
+cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbytes) noexcept nogil
+
+# Return a reduction without the last step, and one without the first: a group's result is finished
+# once, where the parts' results come together.
+cdef inline Reduction unfinished(const Reduction *op) noexcept nogil:
+    cdef Reduction inner = op[0]
+    inner.finish = NULL
+    return inner
+
+
+cdef inline Reduction prepared(const Reduction *op) noexcept nogil:
+    cdef Reduction inner = op[0]
+    inner.prepare = NULL
+    return inner
+
+
+# Free memory that a call has used, unless a rank may still read or write there.
+cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil

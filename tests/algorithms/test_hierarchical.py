@@ -1,0 +1,244 @@
+"""Hierarchical algorithms: ranks of which some share a host, and memory, and some do not."""
+
+import time
+
+import numpy as np
+import pytest
+from collective_cases import ROOTED, TINY, Case, Ranks
+from extra_values import more
+
+from cydist import _native
+from cydist.testing import oracle
+from cydist.tuning import table as tuning_table
+
+ROWS = sorted(row for row, needs in tuning_table.NEEDS.items() if needs & tuning_table.HOSTS)
+REDUCING = [row for row in ROWS if row[0] in tuning_table.REDUCING]
+BLOCKS = [row for row in ROWS if row[0] in ("all_gather", "reduce_scatter")]
+# The host of each rank.
+PLACEMENTS = {
+    "2+2": [0, 0, 1, 1],
+    "round-robin": [0, 1, 0, 1],
+    "3+1": [0, 0, 0, 1],
+    "1+3": [0, 1, 1, 1],
+    "2+1+3": [5, 5, 7, 2, 2, 2],
+    "2+2+2-mixed": [0, 1, 2, 1, 0, 2],
+}
+TRANSPORTS = ["shm", *more("tcp")]  # inside a host
+
+
+def row_id(row):
+    return "-".join(row)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """ranks(placement, transport): the ranks of a group, made once."""
+    kept = {}
+
+    def get(placement, transport):
+        if (placement, transport) not in kept:
+            hosts = PLACEMENTS[placement]
+            kept[placement, transport] = Ranks(len(hosts), transport, hosts)
+        return kept[placement, transport]
+
+    yield get
+    for group in kept.values():
+        group.close()
+
+
+@pytest.fixture
+def fresh():
+    """fresh(placement): ranks of which nobody expects that they work afterwards."""
+    made = []
+
+    def make(placement):
+        hosts = PLACEMENTS[placement]
+        made.append(Ranks(len(hosts), "shm", hosts))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.close()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_every_placement_count_and_root(ranks, row, placement, transport):
+    """Any placement of the ranks, any root; no element, fewer than ranks, many segments."""
+    collective, name = row
+    group = ranks(placement, transport)
+    roots = range(group.size) if collective in ROOTED else (0,)
+    for count in (0, 1, group.size + 1, 1000, 40_000):
+        for root in roots:
+            case = Case(collective, group.size, count, root=root)
+            case.check(group.run(case, name, segment=4096))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("row", [row for row in ROWS if row[0] not in ("barrier", "broadcast")],
+                         ids=row_id)  # fmt: skip
+def test_in_place(ranks, row, placement):
+    """An input may be the output, or the output's block that belongs to this rank."""
+    collective, name = row
+    group = ranks(placement, "shm")
+    for count in (100, 40_000):
+        case = Case(collective, group.size, count, root=group.size - 1, in_place=True)
+        case.check(group.run(case, name))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("row", BLOCKS, ids=row_id)
+def test_uneven_blocks(ranks, row, placement):
+    """Blocks of any sizes, empty ones too."""
+    collective, name = row
+    group = ranks(placement, "shm")
+    for scale in (1, 1000):
+        sizes = [scale * ((7 * r * r + 3) % 23) if r % 3 != 1 else 0 for r in range(group.size)]
+        case = Case(collective, group.size, 0, sizes=sizes)
+        case.check(group.run(case, name))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("row", REDUCING, ids=row_id)
+def test_premul_sum_prepares_every_contribution_once(ranks, row, placement):
+    """A host's sum is not multiplied by the factor again."""
+    collective, name = row
+    group = ranks(placement, "shm")
+    for count in (50, 40_000):
+        case = Case(collective, group.size, count, op="PREMUL_SUM", factor=0.5, root=group.size - 1)
+        case.check(group.run(case, name))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("row", REDUCING, ids=row_id)
+def test_avg_divides_once(ranks, row, placement):
+    """The sum of all hosts is divided by the number of all ranks."""
+    collective, name = row
+    group = ranks(placement, "shm")
+    for count in (50, 40_000):
+        case = Case(
+            collective, group.size, count, op="AVG", root=group.size - 1,
+            values=lambda rank, n, salt: (np.arange(n) % 5 + rank + salt) * group.size,
+        )  # fmt: skip
+        case.check(group.run(case, name))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("name", ["leaders", "lanes"])
+def test_same_bits_on_all_ranks(ranks, name, placement, dtype):
+    """Whatever the order of the additions, it is one order."""
+    group = ranks(placement, "shm")
+    case = Case(
+        "all_reduce", group.size, 6001, dtype=dtype,
+        values=lambda rank, n, salt: np.random.default_rng(rank).normal(size=n) * 3.0**rank,
+    )  # fmt: skip
+    results = group.run(case, name)
+    assert {outputs[0].tobytes() for outputs in results} == {results[0][0].tobytes()}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh, row):
+    """Ranks that need the missing one time out, and withdraw what they posted."""
+    collective, name = row
+    group = fresh("2+2")
+    missing = 3
+    # Who only sends, as all but the root of a reduce do, does not miss it.
+    case = Case(collective, group.size, 1000, root=0 if collective == "reduce" else missing)
+
+    def body(rank):
+        if rank == missing:
+            return None
+        try:
+            case.run(group.groups[rank], rank, name, 1, TINY, 0.3)
+        except _native.CallError as error:
+            return error.status
+        return "ok"
+
+    ended = group.each(body)[:missing]
+    assert "timeout" in ended
+    # Who only sends to others is done. Some learn the reason from a rank that gave up before.
+    assert set(ended) <= {"timeout", "ok", "aborted"}
+    for rank in range(missing):
+        group.groups[rank].close()
+        assert pending(group.links[rank]) == (0, 0)
+
+
+def pending(link):
+    counts = getattr(link, "messages", link).statistics()
+    return counts["posted"], counts["arrived"]
+
+
+@pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh, row, odd):
+    """Whether it is a leader, beside one, or on another host."""
+    collective, name = row
+    group = fresh("2+2")
+    case = Case(collective, group.size, 1000, root=2)
+    other = Case(
+        "all_reduce" if collective != "all_reduce" else "broadcast", group.size, 77, root=2
+    )
+
+    def body(rank):
+        mine, called = (other, "lanes") if rank == odd else (case, name)
+        try:
+            mine.run(group.groups[rank], rank, called, 1, TINY, 20.0)
+            group.groups[rank].compare_last(time.monotonic_ns() + int(20e9))
+        except _native.CallError as error:
+            return error.status
+        return "ok"
+
+    assert group.each(body) == ["mismatch"] * group.size
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 2]], ids=["one host", "a rank per host"])
+def test_without_hierarchy_there_are_no_parts(hosts):
+    """Where all ranks share a host, or none do, such an algorithm is refused before any traffic."""
+    group = Ranks(3, "tcp", hosts)
+    case = Case("all_reduce", 3, 10)
+    try:
+        with pytest.raises(ValueError, match="leaders needs several hosts, one of them with"):
+            group.run(case, "leaders")
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("nbytes", [8, 1 << 16, 1 << 24])
+@pytest.mark.parametrize("collective", [*tuning_table.MOST_OF_LEADERS, "barrier"])
+def test_hosts_with_several_ranks_are_used(collective, nbytes):
+    """The table takes hierarchical algorithms where ranks share hosts, and only there."""
+
+    def chosen(hosts):
+        return tuning_table.choose(
+            collective, nbytes, 4, False, even=True, commutative=True, hosts=hosts
+        )
+
+    assert (collective, chosen(True)) in ROWS
+    assert (collective, chosen(False)) not in ROWS
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_an_array_that_ranks_share_may_be_reduced(ranks, placement):
+    """Memory that its host's ranks have mapped is reduced like any other."""
+    group = ranks(placement, "shm")
+    case = Case("all_reduce", group.size, 30_000)
+
+    def body(rank):
+        link = group.links[rank]
+        array = case.given[rank][0]
+        if isinstance(link, _native.ShmLink):
+            array = np.frombuffer(link.heap.allocate(array.nbytes), array.dtype)
+            array[:] = case.given[rank][0]
+        group.groups[rank].run(
+            "all_reduce", [_native.asarray(array)], [_native.asarray(array)], algorithm=b"lanes",
+            deadline_ns=time.monotonic_ns() + int(30e9), seq=seq, op=1, count=array.size,
+            flags=_native.FLAG_BITS["EVEN"], segment_bytes=4096,
+        )  # fmt: skip
+        return array
+
+    group.seq += 1
+    seq = group.seq
+    for array in group.each(body):
+        assert oracle.same_bits(case.expected(0)[0], array)
