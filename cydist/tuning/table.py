@@ -148,8 +148,8 @@ OURS_IN_OPEN_MPI = (
 
 # Of ranks of which some share a host, one talks to the other hosts for all up to this many bytes;
 # above, each does for its part. With 4 and 8 ranks on two cores, on two hosts that were namespaces,
-# leaders took 0.5 to 0.9 of the time of lanes for an all_reduce of 8 bytes to 1 MiB. For
-# an all_gather and a reduce_scatter of 16 KiB and more lanes took 0.4 to 0.8 of that of leaders: each
+# leaders took 0.5 to 0.9 of the time of lanes for an all_reduce of 8 bytes to 1 MiB. For an
+# all_gather and a reduce_scatter of 16 KiB and more lanes took 0.4 to 0.8 of that of leaders: each
 # rank sends its own block without a copy. Hosts with more cores gain more from lanes.
 MOST_OF_LEADERS = {
     "broadcast": 512 * KiB, "all_reduce": 512 * KiB, "reduce": 512 * KiB,
