@@ -29,6 +29,8 @@ class DebugLevel(IntEnum):
         True
     """
 
+    __module__ = "cydist"
+
     OFF = 0
     INFO = 1
     DETAIL = 2
