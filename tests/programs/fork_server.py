@@ -95,8 +95,14 @@ def all_reduce(group, me, size, turn, count):
 
 def async_all_reduce(group, me, size, turn, count):
     x, y = given(me, turn, count), given(me, turn + 1, count)
-    for work in [dist.all_reduce(each, group=group, async_op=True) for each in (x, y)]:
-        work.wait()
+    first = dist.all_reduce(x, group=group, async_op=True)
+    try:
+        second = dist.all_reduce(y, group=group, async_op=True)
+    except dist.GroupFailedError:  # the group failed in between: the first work says why
+        first.wait()
+        raise
+    first.wait()
+    second.wait()
     return [(totals(size, turn, count)[-1], x), (totals(size, turn + 1, count)[-1], y)]
 
 
