@@ -76,7 +76,7 @@ def _holder() -> str:
             "cydist.init_process_group('tcp', torch=True) in place of torch's init_process_group, "
             "or give cydist another port (init_method='tcp://host:port')"
         )
-    return "another process: free it, or give another one (MASTER_PORT); 0 takes any"
+    return "another process: free it, or give all ranks another one (MASTER_PORT)"
 
 
 def _bind_one(host: str, port: int) -> socket.socket:
