@@ -19,7 +19,7 @@ from cydist.api.dispatch import Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistError, DistTimeoutError
 from cydist.groups.process_group import ProcessGroup
-from cydist.groups.profiler_ranges import call_range, is_profiling, until_work_ends
+from cydist.groups.profiler_ranges import RangedWork, call_range, is_profiling
 from cydist.waiting import seconds
 from cydist.work import FinishedWork, Work
 
@@ -54,18 +54,17 @@ class _Message(NamedTuple):
         """Start it; return its Work. A profiler that runs shows it until it has ended.
 
         Args:
-            watches: Where to put what makes the profiler wait for the end, because nothing may wait
+            watches: Where to put what ends the range though nobody waits, because nothing may wait
                 for the message yet; None: it may.
         """
         if not is_profiling():
             return self.start()
         with self.range():
-            show_until_end = until_work_ends(self.name)
-            work = self.start()
+            work = RangedWork(self.name, self.start)
         if watches is None:
-            show_until_end(work)
+            work.watch()
         else:
-            watches.append(lambda: show_until_end(work))
+            watches.append(work.watch)
         return work
 
 

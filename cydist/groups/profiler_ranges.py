@@ -6,19 +6,25 @@ fields as well, under the names that torch's profiler gives those of NCCL.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cydist._native import is_profiling
 from cydist.executor import COMPLETIONS
+from cydist.work import Work
 
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.groups.process_group import ProcessGroup
-    from cydist.work import Work
+    from cydist.work import CallFuture
 
-__all__ = ["call_range", "is_profiling", "until_completed", "until_work_ends"]
+__all__ = ["RangedWork", "call_range", "is_profiling", "until_completed"]
+
+# What would end ranges that began before the profiler stopped. Ending one then, also by freeing it,
+# lets torch write into memory that the profiler has freed.
+_ABANDONED: list[object] = []
 
 
 @contextmanager
@@ -77,25 +83,83 @@ def until_completed(name: str, body: Callable[..., None]) -> Callable[..., None]
     return run
 
 
-def until_work_ends(name: str) -> Callable[[Work], None]:
-    """Show a message from now until it has ended, as a range of its own.
+class RangedWork(Work):
+    """A message whose range in the profiler ends with it, on the first thread that sees its end.
+
+    Whoever waits for it goes on once the range has ended, and may stop the profiler then.
 
     Args:
-        name: Of the call, "isend".
-
-    Returns:
-        Takes the message's Work, once a thread may wait for it. A thread of its own then waits.
+        name: Of the call, "isend". The range begins now.
+        start: Starts the message.
     """
-    end = _begin_whole(name)
-    return lambda work: work.get_future().add_done_callback(lambda _: end())
+
+    def __init__(self, name: str, start: Callable[[], Work]) -> None:
+        super().__init__()
+        self._end = _begin_whole(name)
+        try:
+            self._inner = start()
+        except BaseException:
+            self._end()
+            raise
+
+    def watch(self) -> None:
+        """Let the range end though nobody waits. A thread of its own then does, so call this when
+        a thread may wait for the message."""
+        self._inner.get_future().add_done_callback(lambda _: self._end())
+
+    def due(self, timeout: float | None) -> None:
+        self._inner.due(timeout)
+
+    def _wait(self, timeout: float | None) -> None:
+        try:
+            self._inner.wait(timeout)
+        finally:
+            self._poll()
+
+    def _poll(self) -> bool:
+        if not self._inner.is_completed():
+            return False
+        self._error = self._inner.exception()
+        self._end()
+        return True
+
+    def synchronize(self) -> None:
+        self._inner.synchronize()
+        self._end()
+
+    def result(self) -> Any:
+        self.wait()
+        return self._inner.result()
+
+    def source_rank(self) -> int:
+        self.wait()
+        return self._inner.source_rank()
+
+    def get_future(self) -> CallFuture:
+        return self._inner.get_future()
 
 
 def _begin_whole(name: str) -> Callable[[], None]:
-    """Begin the range of a whole asynchronous call; return what ends it, on any thread."""
+    """Begin the range of a whole asynchronous call. Return what ends it, on any thread: when that
+    returns, the range has ended."""
     import torch
 
     completed: Any = torch.futures.Future()
     whole = torch.profiler.record_function(f"cydist:{name} until completed")
     whole.__enter__()
     whole._call_end_callbacks_on_future(completed)
-    return lambda: COMPLETIONS.run(lambda: completed.set_result(None))
+    lock = threading.Lock()
+    ended = False
+
+    def end() -> None:
+        nonlocal ended
+        with lock:
+            if ended:
+                return
+            ended = True
+            if is_profiling():
+                COMPLETIONS.run(lambda: completed.set_result(None))
+            else:
+                _ABANDONED.append(completed)
+
+    return end

@@ -16,6 +16,7 @@ import valid_calls
 
 import cydist as dist
 from cydist import _native
+from cydist.groups import profiler_ranges
 from cydist.testing import run_threads
 
 torch = pytest.importorskip("torch")
@@ -173,6 +174,51 @@ def test_a_started_message_is_a_range_until_it_has_ended(
     whole, other = events[f"cydist:{name} until completed"], events["cydist:something else"]
     assert whole["ts"] <= other["ts"]
     assert whole["ts"] + whole["dur"] >= other["ts"] + other["dur"]
+
+
+@pytest.mark.parametrize("name", ["isend", "irecv"])
+def test_who_waited_may_stop_the_profiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The range has ended before wait returns, however late the thread that waits for nobody is:
+    torch's profiler would write into freed memory."""
+    late = threading.Event()
+    watch = profiler_ranges.RangedWork.watch
+
+    def watch_late(work: profiler_ranges.RangedWork) -> None:
+        threading.Thread(target=lambda: (late.wait(60), watch(work)), daemon=True).start()
+
+    monkeypatch.setattr(profiler_ranges.RangedWork, "watch", watch_late)
+
+    def body(rank: int) -> list[str]:
+        if rank == 1:
+            (dist.recv if name == "isend" else dist.send)(np.ones(3), 0)
+            return []
+        with torch.profiler.profile() as profile:
+            getattr(dist, name)(np.ones(3), 1).wait()
+        return [event.key for event in profile.key_averages()]
+
+    found = run_threads(body, 2)[0]
+    late.set()
+    assert f"cydist:{name} until completed" in found
+
+
+def test_a_call_that_outlives_the_profiler_ends_no_range() -> None:
+    """Torch's profiler would write into freed memory, also where the next profiler runs."""
+    go = threading.Event()
+
+    def body(rank: int) -> int:
+        array = np.ones(1 << 18)
+        if rank == 1:
+            assert go.wait(60)
+            dist.recv(array, 0)
+            return 0
+        before = len(profiler_ranges._ABANDONED)
+        with torch.profiler.profile():
+            work = dist.isend(array, 1)
+        go.set()
+        work.wait()
+        return len(profiler_ranges._ABANDONED) - before
+
+    assert run_threads(body, 2)[0] == 1
 
 
 def test_calls_take_the_fast_path_again(tmp_path: Path) -> None:
