@@ -54,7 +54,7 @@ class _Message(NamedTuple):
         """Start it; return its Work. A profiler that runs shows it until it has ended.
 
         Args:
-            watches: Where to put what ends the range though nobody waits, because nothing may wait
+            watches: Where to put what ends the range if no thread waits, because none may
                 for the message yet; None: it may.
         """
         if not is_profiling():

@@ -103,8 +103,8 @@ class RangedWork(Work):
             raise
 
     def watch(self) -> None:
-        """Let the range end though nobody waits. A thread of its own then does, so call this when
-        a thread may wait for the message."""
+        """End the range even if no caller waits. A thread of its own then does, so call this when a
+        thread may wait for the message."""
         self._inner.get_future().add_done_callback(lambda _: self._end())
 
     def due(self, timeout: float | None) -> None:
