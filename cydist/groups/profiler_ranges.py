@@ -18,7 +18,6 @@ from cydist.work import Work
 if TYPE_CHECKING:
     from cydist._native import Array
     from cydist.groups.process_group import ProcessGroup
-    from cydist.work import CallFuture
 
 __all__ = ["RangedWork", "call_range", "is_profiling", "until_completed"]
 
@@ -101,11 +100,12 @@ class RangedWork(Work):
         except BaseException:
             self._end()
             raise
+        self._result = self._inner._result
 
     def watch(self) -> None:
         """End the range even if no caller waits. A thread of its own then does, so call this when a
         thread may wait for the message."""
-        self._inner.get_future().add_done_callback(lambda _: self._end())
+        self._python_future()
 
     def due(self, timeout: float | None) -> None:
         self._inner.due(timeout)
@@ -127,16 +127,9 @@ class RangedWork(Work):
         self._inner.synchronize()
         self._end()
 
-    def result(self) -> Any:
-        self.wait()
-        return self._inner.result()
-
     def source_rank(self) -> int:
         self.wait()
         return self._inner.source_rank()
-
-    def get_future(self) -> CallFuture:
-        return self._inner.get_future()
 
 
 def _begin_whole(name: str) -> Callable[[], None]:
