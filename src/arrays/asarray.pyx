@@ -92,7 +92,7 @@ cpdef Array asarray(object obj):
 cdef str how_to_array(object obj):
     """Return what a user of this object, which is no array, is to write."""
     for method in ("to_numpy", "compute", "toarray"):
-        if callable(getattr(obj, method, None)):
+        if callable(getattr(obj, method, None)) and (method != "compute" or is_lazy(obj)):
             return f"pass its .{method}()"
     return "pass numpy.asarray of it" if hasattr(obj, "__array__") else \
         "put the values into an array first"
@@ -480,10 +480,16 @@ cdef object capsule_of(object obj):
     try:
         try:
             return obj.__dlpack__(max_version=(1, 0), **options)
-        except TypeError:
+        except TypeError as error:      # it knows no versions, or has another reason
+            refused = error
+        try:
             return obj.__dlpack__(**options)
-    except (BufferError, RuntimeError, ValueError) as error:
-        raise TypeError(f"{type(obj).__qualname__} does not show its memory: {error}") from error
+        except Exception:
+            raise refused from None
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{type(obj).__qualname__} does not show its memory: {error}; {how_to_array(obj)}"
+        ) from error
 
 
 cdef bint set_tensor(Array self, DLTensor *tensor) except -1:
