@@ -102,6 +102,7 @@ from cydist.waiting import default_pg_timeout
 from cydist.work import EventWork, Work
 
 if TYPE_CHECKING:
+    from cydist import device_mesh as device_mesh
     from cydist.api.coalescing import _coalescing_manager as _coalescing_manager
     from cydist.api.debugging import (
         DebugLevel,
@@ -328,6 +329,8 @@ for _name in __all__:
 if not TYPE_CHECKING:  # otherwise every name would seem to exist
 
     def __getattr__(name):
+        if name == "device_mesh":
+            return importlib.import_module("cydist.device_mesh")
         for module, names in _LATER.items():
             if name in names:
                 found = globals()[name] = getattr(importlib.import_module(module), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cydist._native import DTYPES, OPS, supports
@@ -31,6 +31,10 @@ class RedOpType(IntEnum):
     BXOR = OPS["BXOR"]
     AVG = OPS["AVG"]
     PREMUL_SUM = OPS["PREMUL_SUM"]
+
+    # As torch's, in place of the number.
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
 
     @property
     def op(self) -> RedOpType:
@@ -97,6 +101,17 @@ class _PremulSumFactory(int):
     """
 
     __module__ = "cydist"
+
+    # What every other operation has as a member of RedOpType.
+    name: Final = "PREMUL_SUM"
+    value: Final = int(RedOpType.PREMUL_SUM)
+    op: Final = RedOpType.PREMUL_SUM
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+    def __repr__(self) -> str:
+        return repr(self.op)
 
     def __call__(self, factor: Any) -> PremulSum:
         return PremulSum(factor)
@@ -197,7 +212,8 @@ class ReduceOp(metaclass=_Operations):
     positive quiet NaN on every machine. bool: SUM is or, PRODUCT is and.
 
     Calls also take torch.distributed's own operations, of which `ReduceOp(op)` returns cydist's.
-    `isinstance(ReduceOp.SUM, ReduceOp)` is true.
+    `isinstance(ReduceOp.SUM, ReduceOp)` is true. Of the operations that torch has too, `op` is the
+    kind, so that `ReduceOp.PREMUL_SUM(2).op` is `ReduceOp.PREMUL_SUM.op`, and `factor` the number.
 
     Examples:
         >>> x = np.array([rank + 1.0])

@@ -17,6 +17,7 @@ from cydist.api.process_groups import (
     usable_group,
 )
 from cydist.errors import UnsupportedError
+from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 from cydist.rendezvous import launcher_env
 from cydist.waiting import seconds
@@ -145,6 +146,7 @@ def split_group(
     timeout: float | timedelta | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
+    backend: str | None = None,
 ) -> ProcessGroup | None:
     """Split a group into parts. Only the members of `parent_pg` call it.
 
@@ -155,13 +157,15 @@ def split_group(
         timeout: As `new_group`; None takes the parent's.
         pg_options: Accepted for compatibility with torch: backends that split take none.
         group_desc: What messages call the group. Its name by default.
+        backend: The parent's backend, "tcp" or "cpu:tcp" for example; None: the same.
 
     Returns:
         This rank's part; None if it is in none, or, after one warning, not in the parent.
 
     Raises:
         ValueError: The parts are missing, empty or overlap, or name a rank that the parent does not
-            have. Nothing has happened, and you can call it again.
+            have. Or the backend is not the parent's. Nothing has happened, and you can call it
+            again.
         UnsupportedError: The parent's backend cannot make a group without the other ranks of the
             world. "tcp", "mpi" and "inproc" can.
         DistError: The parent has failed.
@@ -186,6 +190,8 @@ def split_group(
             f"split_group: group {parent.group_name!r} has ranks 0 to {parent.size() - 1}, not "
             f"{wrong[0]}"
         )
+    if backend is not None:
+        _check_same_backend(parent, backend)
     if not parent.splits_without_peers:
         raise UnsupportedError(
             f"split_group: backend {parent.backend!r} cannot make a group without the other ranks "
@@ -201,3 +207,14 @@ def split_group(
     made = current_world().split(parent, mine, parent.timeout if limit is None else limit)
     made.group_desc = group_desc or made.group_name
     return made
+
+
+def _check_same_backend(parent: ProcessGroup, backend: str) -> None:
+    """Raise ValueError if a part would have another backend than its parent for some device."""
+    has = registry.parse(parent.backend)
+    for device, name in registry.parse(str(backend)).items():
+        if device not in has or registry.find(name).create is not registry.find(has[device]).create:
+            raise ValueError(
+                f"split_group: a part has the backend of its parent, which is {parent.backend!r}, "
+                f"not {name!r} for arrays on {device}: make a group of {name!r} with new_group"
+            )

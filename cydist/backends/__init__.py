@@ -63,8 +63,9 @@ class LazyFamily:
         return found
 
 
-for _name in ("tcp", "gloo"):
-    register_backend(_name, LazyBackend("host.create:create", encrypts=True), extended_api=True)
+_tcp = LazyBackend("host.create:create", encrypts=True)
+register_backend("tcp", _tcp, extended_api=True)
+register_backend("gloo", _tcp, extended_api=True)
 register_backend("inproc", LazyBackend("host.create:create_inproc"), extended_api=True)
 register_backend(
     "mpi", LazyBackend("mpi.create:create", ("mpi4py",), of_all=True), extended_api=True

@@ -118,6 +118,20 @@ def test_torchs_name_of_a_factor() -> None:
     assert dist._make_nccl_premul_sum(3).factor == 3
 
 
+@pytest.mark.parametrize("name", [*NAMES, "PREMUL_SUM"])
+def test_attributes_of_an_operation(torch_dist: Any, name: str) -> None:
+    """Its name, and its kind, which prints as torch's."""
+    ours, theirs = getattr(R, name), getattr(torch_dist.ReduceOp, name)
+    assert ours.name == theirs.name
+    assert ours.op is getattr(R.RedOpType, name)
+    assert ours.value == ours
+    assert f"{ours} {ours!s}" == f"{theirs} {theirs!s}"
+
+
+def test_the_kind_of_a_factor() -> None:
+    assert dist._make_nccl_premul_sum(3).op == R.PREMUL_SUM
+
+
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_former_name_warns(name: str) -> None:
     """reduce_op.SUM is ReduceOp.SUM, as in the first versions of torch.distributed."""

@@ -21,6 +21,22 @@ def sum_of_ranks(group: Any) -> int:
     return int(x[0])
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from cydist.device_mesh import DeviceMesh, init_device_mesh",
+        "DeviceMesh, init_device_mesh = "
+        "dist.device_mesh.DeviceMesh, dist.device_mesh.init_device_mesh",
+    ],
+    ids=["import", "attribute"],
+)
+def test_meshes_are_where_torch_has_them(program: str) -> None:
+    """In a process that has not used them."""
+    check = "assert (DeviceMesh, init_device_mesh) == (dist.DeviceMesh, dist.init_device_mesh)"
+    program = f"import cydist as dist\n{program}\n{check}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
+
+
 def described(mesh: Any, group_ranks: Any) -> list[object]:
     """All that a mesh of either library says."""
     names = mesh.mesh_dim_names

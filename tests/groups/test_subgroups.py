@@ -150,6 +150,46 @@ def test_a_part_has_the_parents_timeout() -> None:
     run_threads(body, 2)
 
 
+@pytest.mark.parametrize("backend", ["inproc", "cpu:inproc", "INPROC"])
+def test_a_part_may_name_the_parents_backend(backend: str) -> None:
+    """Alone or for a device, as torch's split_group takes it."""
+
+    def body(rank: int) -> int:
+        part = dist.split_group(None, [[0, 1]], backend=backend)
+        assert dist.get_backend(part) == "inproc"
+        return sum_of_ranks(part)
+
+    assert run_threads(body, 2) == [1, 1]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:tcp"])
+def test_one_backend_has_two_names(backend: str) -> None:
+    """A group of "tcp" is one of "gloo"."""
+
+    def body(rank: int) -> int:
+        return sum_of_ranks(dist.split_group(None, [[0, 1]], backend=backend))
+
+    assert run_threads(body, 2, "tcp") == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("tcp", "which is 'inproc', not 'tcp' for arrays on cpu: make a group of 'tcp' with new_g"),
+        ("no such", "no backend is called 'no such'"),
+    ],
+)
+def test_a_part_has_no_other_backend(backend: str, words: str) -> None:
+    """The group stays usable."""
+
+    def body(rank: int) -> int:
+        with pytest.raises(ValueError, match=words):
+            dist.split_group(None, [[0, 1]], backend=backend)
+        return sum_of_ranks(None)
+
+    assert run_threads(body, 2) == [1, 1]
+
+
 def test_a_backend_that_asks_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what to call."""
 

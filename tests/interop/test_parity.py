@@ -121,6 +121,50 @@ def test_every_function_of_both_has_a_case() -> None:
     assert len(both) >= 45
 
 
+CLASSES = (
+    "Backend", "BackendConfig", "DebugLevel", "DeviceMesh", "FileStore", "GroupMember", "HashStore",
+    "P2POp", "PrefixStore", "ProcessGroup", "ReduceOp", "Store", "TCPStore", "Work", "group",
+)  # fmt: skip
+SET_LATER = {  # attributes of objects, which torch's classes have as properties
+    "ProcessGroup.group_name", "ProcessGroup.group_desc", "DeviceMesh.device_type",
+    "DeviceMesh.mesh", "DeviceMesh.mesh_dim_names", "DebugLevel.name", "DebugLevel.value",
+}  # fmt: skip
+
+
+def missing() -> list[str]:
+    """torch.distributed's names, its modules' and its classes' and their arguments, which cydist
+    lacks."""
+    theirs = torch.distributed
+    found = [name for name in dir(theirs) if not hasattr(cydist, name)]
+    for module in ("distributed_c10d", "device_mesh", "rendezvous"):
+        public = sys.modules[f"torch.distributed.{module}"].__all__
+        found += [name for name in public if not hasattr(cydist, name)]
+    for name in CLASSES:
+        ours = getattr(cydist, name)
+        found += [
+            f"{name}.{each}" for each in dir(getattr(theirs, name)) if not hasattr(ours, each)
+        ]
+    for name in dir(theirs):
+        function = getattr(theirs, name) if name != "reduce_op" else None
+        if inspect.isfunction(function) and inspect.isroutine(getattr(cydist, name, None)):
+            ours = inspect.signature(getattr(cydist, name)).parameters
+            for each, parameter in inspect.signature(function).parameters.items():
+                if each not in ours and parameter.kind != inspect.Parameter.VAR_KEYWORD:
+                    found.append(f"{name}({each}=)")
+    found = [name for name in found if "_" not in (name[0], name.partition(".")[2][:1])]
+    return sorted({*found} - SET_LATER - {"Backend.CYDIST"})
+
+
+def test_names_that_cydist_lacks_have_a_reason() -> None:
+    """Each stands in the table of what is left out, by its full name or that of its class's other
+    numbers."""
+    page = (ROOT / "docs/from_torch.md").read_text()
+    table = page.partition("## What is left out")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.*?) \| .+ \|$", table, re.M)
+    named = {name for row in rows for name in re.findall(r"`(.*?)`", row)}
+    assert [name for name in missing() if not {name, name.partition(".")[2]} & named] == []
+
+
 @cache
 def rows() -> dict[str, tuple[str, str]]:
     """The table of calls that differ: call -> what torch gives, what cydist gives."""
