@@ -125,7 +125,9 @@ class Parser(argparse.ArgumentParser):
         while place < len(out) and out[place].startswith("-") and out[place] != "--":
             name, equals, value = out[place].partition("=")
             name = name.replace("_", "-")
-            if name.startswith("--"):
+            if name == "--use-env" and value.lower() in ("true", "1"):  # as torch documented it
+                out[place] = name
+            elif name.startswith("--"):
                 out[place] = name + equals + value
             place += 1 if equals or self._flags.get(name, True) else 2
         return out
@@ -443,10 +445,12 @@ def _nodes(given: argparse.Namespace) -> int:
         raise ValueError(f"--nnodes must be at least 1, got {nodes}")
     if given.standalone and nodes > 1:
         raise ValueError(f"--standalone means one host, but --nnodes is {nodes}")
-    if given.rdzv_backend not in ("static", "c10d") or (given.rdzv_backend == "c10d" and nodes > 1):
+    works = ("static", "c10d") if nodes == 1 else ("static",)
+    if given.rdzv_backend not in works and not given.standalone:  # as torchrun, which ignores it
         raise ValueError(
-            f"--rdzv-backend {given.rdzv_backend} is not supported: start cydistrun on every host "
-            "with --nnodes, --node-rank, --master-addr and --master-port"
+            f"--rdzv-backend {given.rdzv_backend} is not supported: there is no rendezvous service "
+            "that numbers the hosts; start cydistrun on every host with --nnodes, --node-rank, "
+            "--master-addr and --master-port, or once with --hosts"
         )
     return nodes
 

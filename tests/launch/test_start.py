@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import socket
 import subprocess
@@ -35,6 +37,35 @@ def test_arguments_reach_the_script(launcher: Launcher) -> None:
     assert result.stdout == "[0] ['--some_option', '-n', 'x y', '--local_r=1']\n"
 
 
+NOT_SET = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+BY_JOB = {  # differ from job to job, and with the place of the store
+    "MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}  # fmt: skip
+
+
+def test_ranks_find_torchruns_variables(launcher: Launcher) -> None:
+    """With torchrun's values, except two, for which docs/launching.md gives the reason."""
+    pytest.importorskip("torch.distributed.run")
+    script = launcher.script(
+        "with open(f'{sys.argv[1]}-{rank}', 'w') as file: json.dump(dict(os.environ), file)"
+    )
+    common = ("--nproc-per-node", "2", "--max-restarts", "1", "--role", "trainer", script)
+    for name, module in (("ours", "cydist.run"), ("torchs", "torch.distributed.run")):
+        command = (sys.executable, "-m", module, *common, str(launcher.directory / name))
+        assert launcher.start_command(*command).wait(60) == 0
+    for rank in range(2):
+        found = [
+            json.loads((launcher.directory / f"{name}-{rank}").read_text())
+            for name in ("ours", "torchs")
+        ]
+        added = {name: value for name, value in found[1].items() if name not in os.environ}
+        assert added.keys() - found[0].keys() == NOT_SET
+        same = added.keys() - NOT_SET - BY_JOB
+        assert len(same) >= 12
+        assert {name: found[0][name] for name in same} == {name: added[name] for name in same}
+
+
 OLD_PROGRAM = """
 import argparse, os
 parser = argparse.ArgumentParser()
@@ -51,10 +82,18 @@ print(args.local_rank, os.environ["LOCAL_RANK"], args.rest)
         ("cydist.launch", [], True),
         ("cydist.launch", ["--use-env"], False),
         ("cydist.launch", ["--use_env"], False),
+        ("cydist.launch", ["--use-env=True"], False),
         ("cydist.run", [], False),
         ("cydist.run", ["--pass-local-rank"], True),
     ],
-    ids=["launch", "launch --use-env", "launch --use_env", "run", "run --pass-local-rank"],
+    ids=[
+        "launch",
+        "launch --use-env",
+        "launch --use_env",
+        "launch --use-env=True",
+        "run",
+        "run --pass-local-rank",
+    ],
 )
 def test_local_rank_argument(
     launcher: Launcher, module: str, options: list[str], passed: bool
