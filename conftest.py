@@ -84,14 +84,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest evaluates the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files with slow tests first if files are distributed among processes. Mark contract
-    tests on MORE_SIZES as `more`, and also variants of the kernels that this machine cannot run."""
+    tests on MORE_SIZES as `more`, and also most of those with CYDIST_DEBUG=DETAIL, and variants of
+    the kernels that this machine cannot run."""
     from cydist._native import kernels
 
     cannot_run = set(VARIANTS) - set(kernels.isas())
     for item in items:
         callspec = getattr(item, "callspec", None)
         values = {} if callspec is None else callspec.params
-        repeated = values.get("size") in MORE_SIZES.get(values.get("chosen_backend", ""), ())
+        backend = values.get("chosen_backend", "")
+        repeated = values.get("size") in MORE_SIZES.get(backend, ())
+        # Mismatches that are found before the calls run: on two ranks, and over sockets or MPI.
+        if values.get("level") == "detail":
+            repeated = values.get("p", 2) != 2 or backend in ("shm", "derived")
         if repeated or values.get("isa") in cannot_run:
             item.add_marker(pytest.mark.more)
     if hasattr(config, "workerinput"):

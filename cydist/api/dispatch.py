@@ -103,7 +103,10 @@ class Prepared:
                 self.name, self.op, inputs, outputs, result, async_op, timeout
             )
             return later
-        if checks is None or self.name == "monitored_barrier":  # that must not wait without limit
+        if checks is None:
+            return self._start(body, result, async_op, timeout)
+        checks.count += 1
+        if self.name == "monitored_barrier":  # it must not wait without limit
             return self._start(body, result, async_op, timeout)
         sizes = None
         if splits is not None:

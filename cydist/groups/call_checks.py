@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cydist import _native, config
 from cydist._native import CallRecord
 from cydist.errors import MismatchError, NonFiniteError, counted, listed
+from cydist.groups.consistency import Fields, describe_differences
 from cydist.groups.nonfinite import first_nonfinite
 from cydist.reduce_ops import Op, op_name
 
@@ -64,6 +65,9 @@ class CallChecks:
     def __init__(self, *, detail: bool, nonfinite: bool) -> None:
         self.detail = detail
         self.nonfinite = nonfinite
+        # The group's collectives so far. Each has this number without the checks, which make a call
+        # of their own before it. Reductions with a user's function are several calls there.
+        self.count = 0
 
     def before(
         self, group: ProcessGroup, call: CheckedCall, timeout: float | timedelta | None
@@ -73,6 +77,7 @@ class CallChecks:
         Raises MismatchError if the calls differ, and NonFiniteError if a rank's input has NaN or
         infinity. Both come on every rank, and leave the group usable.
         """
+        number = self.count
         bad = _search(call.inputs, "input") if self.nonfinite else None
         arrays = call.arrays
         floats = any(array.dtype_name.startswith(("f", "b", "c", ">")) for array in arrays)
@@ -81,14 +86,14 @@ class CallChecks:
         own = _described(call, bad)
         calls = [own] if group.size() == 1 else _exchange(group, call.name, own, timeout)
         if self.detail:
-            _compare(group, call, calls)
+            _compare(group, call, number, calls)
         for rank, each in enumerate(calls):
             if each["bad"] is not None:
                 raise NonFiniteError(
-                    f"{call.name} on group {group.group_name!r}: rank {group.ranks[rank]}'s "
-                    f"{each['bad']}, in its call at {each['at']}; no lower rank has one. Nothing "
-                    "was sent, and the group goes on (CYDIST_CHECK_NAN=1)",
-                    op=call.name, group=group.group_name, ranks=(group.ranks[rank],),
+                    f"{call.name} #{number} on group {group.group_name!r}: rank "
+                    f"{group.ranks[rank]}'s {each['bad']}, in its call at {each['at']}; no lower "
+                    "rank has one. Nothing was sent, and the group goes on (CYDIST_CHECK_NAN=1)",
+                    op=call.name, seq=number, group=group.group_name, ranks=(group.ranks[rank],),
                 )  # fmt: skip
 
     def after(self, group: ProcessGroup, call: CheckedCall) -> None:
@@ -201,27 +206,31 @@ def _to_all(group: ProcessGroup, call: CallRecord, text: bytes, size: int) -> li
     return [bytes(memoryview(into.get(rank, own))) for rank in range(group.size())]
 
 
-def _compare(group: ProcessGroup, call: CheckedCall, calls: list[dict[str, Any]]) -> None:
+def _compare(
+    group: ProcessGroup, call: CheckedCall, number: int, calls: list[dict[str, Any]]
+) -> None:
     """Raise MismatchError if these calls do not belong together."""
-    texts = [_text(group, each) for each in calls]
-    why = "the calls differ"
+    fields = [_fields(group, each, number) for each in calls]
+    why = "the ranks are in different calls"
     if all(_key(each) == _key(calls[0]) for each in calls):
         mismatch = _size_mismatch(group, call.name, calls)
         if mismatch is None:
             return
-        why = mismatch
+        why, texts = mismatch, [describe_differences([each])[0] for each in fields]
+    else:
+        texts = describe_differences(fields)
     alike: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         alike.setdefault(text, []).append(group.ranks[rank])
-    told = "; ".join(
-        f"{listed('rank', ranks)}: {text} at {calls[group.ranks.index(ranks[0])]['at']}"
+    told = ". ".join(
+        f"{listed('Rank', ranks)}: {text} at {calls[group.ranks.index(ranks[0])]['at']}"
         for text, ranks in alike.items()
     )
     others = [group.ranks[rank] for rank, text in enumerate(texts) if text != texts[group.rank()]]
     raise MismatchError(
-        f"{call.name} on group {group.group_name!r}: before it ran, {why}. {told}. Nothing was "
-        f"sent, and the group goes on ({config.DEBUG.names[0]}=DETAIL)",
-        op=call.name, group=group.group_name, ranks=tuple(others),
+        f"{call.name} #{number} on group {group.group_name!r}: {why}. {told}. Nothing was sent, "
+        f"and the group goes on ({config.DEBUG.names[0]}=DETAIL)",
+        op=call.name, seq=number, group=group.group_name, ranks=tuple(others),
     )  # fmt: skip
 
 
@@ -281,15 +290,13 @@ def _size(shape: Sequence[int]) -> int:
     return size
 
 
-def _text(group: ProcessGroup, call: dict[str, Any]) -> str:
-    """Describe a call with everything that is compared."""
-    shapes = [tuple(shape) for shape in call["in"] or call["out"]]
-    text = str(call["call"])
-    if shapes:
-        text += f" of {', '.join(map(str, shapes[:8]))}{', ...' if len(shapes) > 8 else ''}"
-        text += f" {call['dtype']} on {call['device']}"
-    if call["op"]:
-        text += f", op {call['op']}"
-    if call["root"] is not None:
-        text += f", root {group.ranks[call['root']]}"
-    return text
+def _fields(group: ProcessGroup, call: dict[str, Any], number: int) -> Fields:
+    """Return everything that is compared."""
+    shapes = [str(tuple(shape)) for shape in call["in"] or call["out"]]
+    return [
+        f"{call['call']} #{number}",
+        f"{', '.join(shapes[:8])}{', ...' if len(shapes) > 8 else ''}",
+        f"{call['dtype']} on {call['device']}" if shapes else "",
+        *([f"op {call['op']}"] if call["op"] else []),
+        *([] if call["root"] is None else [f"root {group.ranks[call['root']]}"]),
+    ]

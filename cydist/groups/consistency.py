@@ -21,6 +21,9 @@ NO_RANK = -1
 
 Known = list[tuple[int, bytes]]
 
+# What must be equal on all ranks: the collective, its count or shape, its dtype, and all else.
+Fields = list[str]
+
 
 def check_consistency(
     group: ProcessGroup,
@@ -93,30 +96,38 @@ def describe(
 def describe_difference(ours: str, theirs: str) -> tuple[str, str]:
     """Describe two calls that differ. If they are the same collective, name only the fields that
     differ."""
-    here, there = _fields(ours), _fields(theirs)
-    if here[0] != there[0] or here == there:
-        return ours, theirs
-    return _shown_fields(here, there), _shown_fields(there, here)
+    here, there = describe_differences([_fields(ours), _fields(theirs)])
+    return here, there
 
 
-def _fields(text: str) -> list[str]:
-    """Return the call's fields: the collective, its count, its dtype, and all else that must be
-    equal."""
+def describe_differences(calls: Sequence[Fields]) -> list[str]:
+    """Describe calls as `describe_difference`; equal ones are described in full."""
+    if any(call[0] != calls[0][0] for call in calls) or all(call == calls[0] for call in calls):
+        return [_shown_fields(call, []) for call in calls]
+    return [_shown_fields(call, calls) for call in calls]
+
+
+def _fields(text: str) -> Fields:
+    """Return the fields of a call that `describe` has described."""
     size, *rest = text.split(", ")
     call, _, what = size.partition(" of ")
     count, _, dtype = what.rpartition(" ")
     return [call, count, dtype, *rest]
 
 
-def _shown_fields(ours: list[str], theirs: list[str]) -> str:
-    call, count, dtype, *rest = ours
-    size = [count] if count != theirs[1] else []
-    if dtype != theirs[2]:
-        size.append(dtype)
-    elif size:
-        size.append("element" if count == "1" else "elements")
-    words = [f"{call} of {' '.join(size)}" if size else call]
-    return ", ".join(words + [field for field in rest if field not in theirs])
+def _shown_fields(call: Fields, others: Sequence[Fields]) -> str:
+    """Describe a call by the fields that are not equal in all others; all fields if there are no
+    others."""
+    what = [
+        call[field]
+        for field in (1, 2)
+        if call[field] and not (others and all(call[field] == other[field] for other in others))
+    ]
+    if what == [call[1]] and what[0].isdigit():
+        what.append("element" if what == ["1"] else "elements")
+    words = [f"{call[0]} of {' '.join(what)}" if what else call[0]]
+    rest = [each for each in call[3:] if not (others and all(each in other for other in others))]
+    return ", ".join(words + rest)
 
 
 def _fitted(text: bytes) -> bytes:

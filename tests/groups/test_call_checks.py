@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -59,57 +60,57 @@ def ones(*shape: int, dtype: str = "float32") -> Any:
 DIFFERENT: dict[str, tuple[Callable[[int], object], str, str]] = {
     "size": (
         lambda rank: dist.all_reduce(ones(5 if rank == 1 else 4)),
-        "ranks 0, 2: all_reduce of (4,) float32 on cpu, op SUM",
-        "rank 1: all_reduce of (5,) float32 on cpu, op SUM",
+        "Ranks 0, 2: all_reduce #1 of (4,) at ",
+        "Rank 1: all_reduce #1 of (5,) at ",
     ),
     "shape": (
         lambda rank: dist.all_reduce(ones(2, 3) if rank == 1 else ones(6)),
-        "ranks 0, 2: all_reduce of (6,) float32",
-        "rank 1: all_reduce of (2, 3) float32",
+        "Ranks 0, 2: all_reduce #1 of (6,) at ",
+        "Rank 1: all_reduce #1 of (2, 3) at ",
     ),
     "dtype": (
         lambda rank: dist.broadcast(ones(4, dtype="float64" if rank == 1 else "int64"), 0),
-        "ranks 0, 2: broadcast of (4,) int64 on cpu, root 0",
-        "rank 1: broadcast of (4,) float64 on cpu, root 0",
+        "Ranks 0, 2: broadcast #1 of int64 on cpu at ",
+        "Rank 1: broadcast #1 of float64 on cpu at ",
     ),
     "op": (
         lambda rank: dist.reduce(ones(4), 0, dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM),
-        "ranks 0, 2: reduce of (4,) float32 on cpu, op SUM, root 0",
-        "rank 1: reduce of (4,) float32 on cpu, op MAX, root 0",
+        "Ranks 0, 2: reduce #1, op SUM at ",
+        "Rank 1: reduce #1, op MAX at ",
     ),
     "root": (
         lambda rank: dist.broadcast(ones(4), int(rank == 1)),
-        "ranks 0, 2: broadcast of (4,) float32 on cpu, root 0",
-        "rank 1: broadcast of (4,) float32 on cpu, root 1",
+        "Ranks 0, 2: broadcast #1, root 0 at ",
+        "Rank 1: broadcast #1, root 1 at ",
     ),
     "call": (
         lambda rank: dist.barrier() if rank == 1 else dist.all_reduce(ones(4)),
-        "ranks 0, 2: all_reduce of (4,) float32",
-        "rank 1: barrier",
+        "Ranks 0, 2: all_reduce #1 of (4,) float32 on cpu, op SUM at ",
+        "Rank 1: barrier #1 at ",
     ),
     "asynchronous": (
         lambda rank: dist.all_reduce(ones(4 + (rank == 1)), async_op=True),
-        "ranks 0, 2: all_reduce of (4,)",
-        "rank 1: all_reduce of (5,)",
+        "Ranks 0, 2: all_reduce #1 of (4,) at ",
+        "Rank 1: all_reduce #1 of (5,) at ",
     ),
     "coalesced": (
         lambda rank: dist.all_reduce_coalesced([ones(3), ones(4 + (rank == 1))]),
-        "ranks 0, 2: all_reduce_coalesced of (3,), (4,) float32",
-        "rank 1: all_reduce_coalesced of (3,), (5,) float32",
+        "Ranks 0, 2: all_reduce_coalesced #1 of (3,), (4,) at ",
+        "Rank 1: all_reduce_coalesced #1 of (3,), (5,) at ",
     ),
     "a block": (
         lambda rank: dist.gather(
             ones(5 if rank == 1 else 4), [ones(4) for _ in range(RANKS)] if rank == 0 else None
         ),
-        "before it ran, rank 1 has 5 elements for rank 0, which expects 4",
-        "rank 1: gather of (5,) float32",
+        "gather #1 on group '0': rank 1 has 5 elements for rank 0, which expects 4. Ranks 0, 2",
+        "Rank 1: gather #1 of (5,) float32 on cpu, root 0 at ",
     ),
     "a part": (
         lambda rank: dist.all_to_all_single(
             ones(6), ones(6), [2, 2, 2], [2, 1, 3] if rank == 0 else [2, 2, 2]
         ),
-        "before it ran, rank 0 has 1 element for rank 1, which expects 2",
-        "all_to_all_single of (6,) float32",
+        "all_to_all_single #1 on group '0': rank 0 has 1 element for rank 1, which expects 2. R",
+        "all_to_all_single #1 of (6,) float32 on cpu at ",
     ),
 }
 
@@ -141,9 +142,9 @@ def test_every_difference_of_the_contract(
         test_mismatches.call(name, RANKS, **given)
 
     for message in all_fail(backend, body, dist.MismatchError):
-        assert "before it ran, " in message
-        for word in words or ():
-            assert word.partition(" #")[0] in message
+        assert "Nothing was sent" in message
+        for pattern in words or ():
+            assert re.search(pattern, message)
 
 
 @pytest.mark.usefixtures("detail")
@@ -156,6 +157,46 @@ def test_the_others_of_a_mismatch(backend: str) -> None:
         return caught.value.ranks
 
     assert run_threads(body, RANKS, backend) == [(1,), (0, 2), (1,)]
+
+
+def before_a_mismatch(make: Callable[[int], object]) -> Callable[[int], Any]:
+    """A body that makes calls, and then one in which rank 1 differs; the error."""
+
+    def calls(rank: int) -> None:
+        make(rank)
+        dist.all_reduce(ones(4 + (rank == 1)))
+        dist.barrier()
+
+    def body(rank: int) -> Any:
+        with pytest.raises(dist.MismatchError) as caught:
+            calls(rank)
+        return caught.value
+
+    return body
+
+
+# Calls, and how many there are of them in the counting of their group.
+COUNTED: dict[str, tuple[Callable[[int], object], int]] = {
+    "none": (lambda rank: None, 0),
+    "monitored_barrier": (lambda rank: dist.monitored_barrier(), 1),
+    "all_gather_object": (lambda rank: dist.all_gather_object([None] * RANKS, rank), 2),
+    "coalesced": (lambda rank: dist.all_reduce_coalesced([ones(1), ones(2)]), 1),
+    "messages": (lambda rank: dist.send(ones(1), 1) if rank == 0 else
+                 dist.recv(ones(1), 0) if rank == 1 else None, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_number_of_a_call(
+    backend: str, monkeypatch: pytest.MonkeyPatch, level: str, name: str
+) -> None:
+    """Is the same in both modes: comparisons are not counted."""
+    monkeypatch.setenv("CYDIST_DEBUG", level)
+    calls, count = COUNTED[name]
+    errors = run_threads(before_a_mismatch(calls), RANKS, backend)
+    assert [error.seq for error in errors] == [count + 1] * RANKS
+    assert all(f"all_reduce #{count + 1} on group '0': " in str(error) for error in errors)
 
 
 @pytest.mark.usefixtures("detail")
@@ -311,7 +352,7 @@ NAN_CALLS: dict[str, Callable[[int], object]] = {
 def test_inputs_are_searched(backend: str, call: str) -> None:
     """The first rank with NaN, its array and the index are in the error of every rank."""
     for message in all_fail(backend, NAN_CALLS[call], dist.NonFiniteError):
-        assert message.startswith(f"{call.split()[0]} on group '0': rank 1's input")
+        assert message.startswith(f"{call.split()[0]} #1 on group '0': rank 1's input")
         assert ("has nan at index (10,)" if "single" in call else "has nan at index (1, 4)") in (
             message
         )

@@ -43,8 +43,8 @@ def test_shapes_that_differ(detail, rank, size, async_op):
     x = np.ones((2, 3) if rank == 1 else (3, 2))
     with pytest.raises(dist.MismatchError) as caught:
         dist.all_reduce(x, group=detail, async_op=async_op)
-    assert "all_reduce of (2, 3) float64" in str(caught.value)
-    assert "all_reduce of (3, 2) float64" in str(caught.value)
+    assert "all_reduce #1 of (2, 3) at " in str(caught.value)
+    assert "all_reduce #1 of (3, 2) at " in str(caught.value)
     assert (x == 1).all()
     check_usable(detail, size)
 
@@ -53,7 +53,7 @@ def test_calls_that_differ(detail, rank, size):
     if size < 2:
         return
     x = np.ones(4)
-    with pytest.raises(dist.MismatchError, match="before it ran"):
+    with pytest.raises(dist.MismatchError, match="Nothing was sent"):
         dist.barrier(detail) if rank == 1 else dist.broadcast(x, 0, detail)
     check_usable(detail, size)
 
