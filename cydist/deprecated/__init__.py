@@ -16,12 +16,12 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
 
 from cydist.api import collectives, p2p, process_groups
 from cydist.api.multigpu import end_entry_groups
 from cydist.api.process_groups import AnyGroup, group, usable_group
+from cydist.deprecated import mode
 from cydist.deprecated.multigpu import (
     all_gather_multigpu,
     all_reduce_multigpu,
@@ -30,7 +30,6 @@ from cydist.deprecated.multigpu import (
 )
 from cydist.groups import registry
 from cydist.groups.registry import is_available
-from cydist.groups.world import World
 from cydist.reduce_ops import Op, ReduceOp
 
 if TYPE_CHECKING:
@@ -66,11 +65,7 @@ __all__ = [
     "send",
 ]
 
-_INITIALIZED_PG: Final = 1
-_INITIALIZED_MW: Final = 2
-
-# Worlds that init_master_worker joined. They take no collectives.
-_master_worker: WeakSet[World] = WeakSet()
+_INITIALIZED_PG, _INITIALIZED_MW = mode.INITIALIZED_PG, mode.INITIALIZED_MW
 
 
 class dist_backend:
@@ -145,7 +140,7 @@ def is_initialized() -> bool:
         >>> deprecated.is_initialized()
         True
     """
-    return _state() == _INITIALIZED_PG
+    return mode.mode() == _INITIALIZED_PG
 
 
 def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
@@ -190,7 +185,7 @@ def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any)
         stacklevel=2,
     )
     _join(backend, init_method, kwargs)
-    _master_worker.add(process_groups.current_world())
+    mode.master_worker.add(process_groups.current_world())
 
 
 def _join(backend: str, init_method: str, kwargs: dict[str, Any]) -> None:
@@ -198,7 +193,7 @@ def _join(backend: str, init_method: str, kwargs: dict[str, Any]) -> None:
     group_name = kwargs.pop("group_name", "")
     rank = kwargs.pop("rank", -1)
     assert len(kwargs) == 0, f"got unexpected keyword arguments: {','.join(kwargs)}"
-    if _state():
+    if mode.mode():
         raise RuntimeError("trying to initialize torch.distributed twice!")
     try:
         registry.parse(backend)
@@ -231,7 +226,7 @@ def get_rank() -> int:
         >>> from cydist import deprecated
         >>> assert deprecated.get_rank() == rank
     """
-    _check_joined()
+    mode.check_joined()
     return process_groups.get_rank()
 
 
@@ -249,7 +244,7 @@ def get_world_size() -> int:
         >>> deprecated.get_world_size()
         2
     """
-    _check_joined()
+    mode.check_joined()
     return process_groups.get_world_size()
 
 
@@ -268,7 +263,7 @@ def isend(tensor: AnyArray, dst: int) -> _DistributedRequest:
         ValueError: The arguments are wrong. Nothing was sent; the group stays usable.
         DistError: The group has failed.
     """
-    _check_process_group()
+    mode.check_process_group()
     return _request(p2p.isend(tensor, dst))
 
 
@@ -287,7 +282,7 @@ def irecv(tensor: AnyArray, src: int) -> _DistributedRequest:
         ValueError: The arguments are wrong. Nothing was received; the group stays usable.
         DistError: The group has failed.
     """
-    _check_process_group()
+    mode.check_process_group()
     return _request(p2p.irecv(tensor, src))
 
 
@@ -303,7 +298,7 @@ def send(tensor: AnyArray, dst: int) -> None:
         ValueError: The arguments are wrong. Nothing was sent; the group stays usable.
         DistError: The call failed.
     """
-    _check_process_group()
+    mode.check_process_group()
     p2p.send(tensor, dst)
 
 
@@ -322,7 +317,7 @@ def recv(tensor: AnyArray, src: int | None = None) -> int:
         ValueError: The arguments are wrong. Nothing was received; the group stays usable.
         DistError: The call failed.
     """
-    _check_process_group()
+    mode.check_process_group()
     return p2p.recv(tensor, src)
 
 
@@ -339,7 +334,7 @@ def broadcast(tensor: AnyArray, src: int, group: AnyGroup = None) -> None:
         ValueError: The arguments are wrong. Nothing was sent; the group stays usable.
         DistError: The call failed. The group has failed then.
     """
-    _check_process_group()
+    mode.check_process_group()
     collectives.broadcast(tensor, src, group)
 
 
@@ -356,7 +351,7 @@ def all_reduce(tensor: AnyArray, op: Op = reduce_op.SUM, group: AnyGroup = None)
         ValueError: The arguments are wrong. Nothing was sent; the group stays usable.
         DistError: The call failed. The group has failed then.
     """
-    _check_process_group()
+    mode.check_process_group()
     collectives.all_reduce(tensor, op, group)
 
 
@@ -374,7 +369,7 @@ def reduce(tensor: AnyArray, dst: int, op: Op = reduce_op.SUM, group: AnyGroup =
         ValueError: The arguments are wrong. Nothing was sent; the group stays usable.
         DistError: The call failed. The group has failed then.
     """
-    _check_process_group()
+    mode.check_process_group()
     collectives.reduce(tensor, dst, op, group)
 
 
@@ -391,7 +386,7 @@ def all_gather(tensor_list: Sequence[AnyArray], tensor: AnyArray, group: AnyGrou
         ValueError: The arguments are wrong. Nothing was sent; the group stays usable.
         DistError: The call failed. The group has failed then.
     """
-    _check_process_group()
+    mode.check_process_group()
     collectives.all_gather(tensor_list, tensor, group)
 
 
@@ -416,7 +411,7 @@ def gather(tensor: AnyArray, **kwargs: Any) -> None:
         >>> deprecated.gather(x, gather_list=parts) if rank == 0 else deprecated.gather(x, dst=0)
         >>> assert rank == 1 or parts == [0, 1]
     """
-    _check_process_group()
+    mode.check_process_group()
     my_rank = get_rank()
     dst = kwargs.pop("dst", my_rank)
     gather_list = kwargs.pop("gather_list", None)
@@ -454,7 +449,7 @@ def scatter(tensor: AnyArray, **kwargs: Any) -> None:
         >>> deprecated.scatter(x, scatter_list=parts) if rank == 0 else deprecated.scatter(x, src=0)
         >>> assert x == 10 + rank
     """
-    _check_process_group()
+    mode.check_process_group()
     my_rank = get_rank()
     src = kwargs.pop("src", my_rank)
     scatter_list = kwargs.pop("scatter_list", None)
@@ -481,7 +476,7 @@ def barrier(group: AnyGroup = None) -> None:
         AssertionError: There is no default group.
         DistError: The call failed. The group has failed then.
     """
-    _check_process_group()
+    mode.check_process_group()
     collectives.barrier(group)
 
 
@@ -499,14 +494,14 @@ def new_group(ranks: Sequence[int] | None = None) -> AnyGroup:
         ValueError: The ranks are wrong. The default group stays usable.
         DistError: The members did not meet.
     """
-    _check_process_group()
+    mode.check_process_group()
     return process_groups.new_group(ranks)
 
 
 def _clear_group_cache(group: AnyGroup = None) -> None:
     """End the groups of entries that `*_multigpu` calls made for lists on this group. Every member
     calls this; the next such call makes new ones."""
-    _check_process_group()
+    mode.check_process_group()
     if (chosen := usable_group(group, "_clear_group_cache")) is not None:
         end_entry_groups(chosen)
 
@@ -517,25 +512,10 @@ def _register_stream(stream: object) -> None:
 
     Raises RuntimeError without a default group, and TypeError for what is no stream.
     """
-    if not _state():
+    if not mode.mode():
         raise RuntimeError("torch.distributed needs to be initialized first")
     if not (hasattr(stream, "cuda_stream") or hasattr(stream, "ptr")):
         raise TypeError(f"_register_stream needs a stream of torch or cupy, not {stream!r:.100}")
-
-
-def _state() -> int:
-    """Return 0 without a default group, or how it was made."""
-    if not process_groups.is_initialized():
-        return 0
-    return _INITIALIZED_MW if process_groups.current_world() in _master_worker else _INITIALIZED_PG
-
-
-def _check_joined() -> None:
-    assert _state(), "call init_process_group first"
-
-
-def _check_process_group() -> None:
-    assert _state() == _INITIALIZED_PG, "collective only supported in process-group mode"
 
 
 def _request(work: Work | None) -> _DistributedRequest:
@@ -547,9 +527,9 @@ if not TYPE_CHECKING:  # otherwise every name would seem to exist
 
     def __getattr__(name):
         if name == "_initialized":
-            return _state()
+            return mode.mode()
         if name == "_backend":
-            backend = process_groups.get_backend() if _state() else "undefined"
+            backend = process_groups.get_backend() if mode.mode() else "undefined"
             return getattr(dist_backend, backend.upper(), dist_backend.UNDEFINED)
         if name == "launch":
             return importlib.import_module("cydist.deprecated.launch")

@@ -15,6 +15,7 @@ from cydist.api import arguments, collectives
 from cydist.api.arguments import check_op, root_rank
 from cydist.api.multigpu import MultiGpuCall
 from cydist.api.process_groups import AnyGroup, usable_group
+from cydist.deprecated.mode import check_process_group
 from cydist.reduce_ops import Op, ReduceOp
 from cydist.work import Work
 
@@ -27,6 +28,7 @@ def broadcast_multigpu(
     src_tensor: int = 0,
 ) -> Work | None:
     """Copy entry `src_tensor` of rank `src` to every entry on every rank. See `broadcast`."""
+    check_process_group()
     name = "broadcast_multigpu"
     arrays = arguments.output_list(tensor_list, name, "tensor_list")
     entry = _entry(name, tensor_list, src_tensor)
@@ -48,6 +50,7 @@ def all_reduce_multigpu(
     async_op: bool = False,
 ) -> Work | None:
     """Reduce all entries of all ranks, and give every entry the result. See `all_reduce`."""
+    check_process_group()
     name = "all_reduce_multigpu"
     arrays = arguments.output_list(tensor_list, name, "tensor_list")
     check_op(name, op, arrays[0])
@@ -69,6 +72,7 @@ def reduce_multigpu(
     dst_tensor: int = 0,
 ) -> Work | None:
     """Reduce all entries of all ranks into entry `dst_tensor` of rank `dst`. See `reduce`."""
+    check_process_group()
     name = "reduce_multigpu"
     arrays = arguments.output_list(tensor_list, name, "tensor_list")
     check_op(name, op, arrays[0])
@@ -92,6 +96,7 @@ def all_gather_multigpu(
 ) -> Work | None:
     """Give every list of outputs all entries of all ranks: rank r's entry j becomes its element
     r * len(input_tensor_list) + j. See `all_gather`."""
+    check_process_group()
     name = "all_gather_multigpu"
     arrays = arguments.input_list(input_tensor_list, name, "input_tensor_list")
     arguments.check_length(output_tensor_lists, len(arrays), name, "output_tensor_lists")
