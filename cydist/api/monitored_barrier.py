@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
 from cydist._native import CallRecord
 from cydist.api.dispatch import Prepared, Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
-from cydist.errors import DistTimeoutError
+from cydist.errors import DistTimeoutError, PeerFailedError
 from cydist.groups.process_group import DERIVED_TAG, ProcessGroup
 from cydist.waiting import seconds
 
@@ -31,6 +32,7 @@ def monitored_barrier(
         ValueError: The arguments are wrong on this rank. The group stays usable.
         DistTimeoutError: Ranks are missing. On rank 0 its `ranks` are their global ranks; the error
             of the other ranks refers to rank 0. The group has failed then.
+        PeerFailedError: A rank died before it came, likewise, and at once.
         DistError: The call failed otherwise. The group has failed then.
 
     Examples:
@@ -66,19 +68,29 @@ def _collect(group: ProcessGroup, call: CallRecord, limit_ms: float, wait_all: b
             missing.append(group.ranks[peer])
             if not wait_all:
                 break
+        except PeerFailedError as error:  # of this rank or of another
+            dead = error.ranks or (group.ranks[peer],)
+            raise PeerFailedError(
+                f"{_missed(group, dead, limit_ms, len(dead) > 1)}. Original exception: {error}",
+                op=call.name, seq=call.seq, group=group.group_name, ranks=dead,
+            ) from error  # fmt: skip
     if missing:
-        who = "Ranks " if wait_all else "Rank "
         raise DistTimeoutError(
-            f"[Rank 0]: {who}{', '.join(map(str, missing))} failed to pass monitoredBarrier in "
-            f"{limit_ms:.0f} ms (group {group.group_name!r})",
-            op=call.name,
-            seq=call.seq,
-            group=group.group_name,
-            ranks=tuple(missing),
-        )
+            _missed(group, missing, limit_ms, wait_all),
+            op=call.name, seq=call.seq, group=group.group_name, ranks=tuple(missing),
+        )  # fmt: skip
     leaving = [group.isend(token, peer, DERIVED_TAG) for peer in others]
     for work in leaving:
         call.wait(work)
+
+
+def _missed(group: ProcessGroup, missing: Sequence[int], limit_ms: float, several: bool) -> str:
+    """Return rank 0's text about ranks that did not come, whose beginning is torch's."""
+    who = "Ranks " if several else "Rank "
+    return (
+        f"[Rank 0]: {who}{', '.join(map(str, missing))} failed to pass monitoredBarrier in "
+        f"{limit_ms:.0f} ms (group {group.group_name!r})"
+    )
 
 
 def _report(group: ProcessGroup, call: CallRecord) -> None:
@@ -87,13 +99,11 @@ def _report(group: ProcessGroup, call: CallRecord) -> None:
     try:
         call.wait(group.isend(_native.empty(1), 0, DERIVED_TAG))
         call.wait(group.irecv(_native.empty(1), 0, DERIVED_TAG))
-    except DistTimeoutError as error:
-        raise DistTimeoutError(
+    except (DistTimeoutError, PeerFailedError) as error:
+        ranks = (group.ranks[0],) if isinstance(error, DistTimeoutError) else error.ranks
+        raise type(error)(
             f"Rank {here} successfully reached monitoredBarrier, but received errors while "
             "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank. "
             f"Original exception: {error}",
-            op=call.name,
-            seq=call.seq,
-            group=group.group_name,
-            ranks=(group.ranks[0],),
-        ) from error
+            op=call.name, seq=call.seq, group=group.group_name, ranks=ranks,
+        ) from error  # fmt: skip
