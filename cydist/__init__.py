@@ -96,6 +96,7 @@ from cydist.groups.registry import (
     is_xccl_available,
     register_backend,
 )
+from cydist.logs import add_rank
 from cydist.reduce_ops import ReduceOp, reduce_op, supports_complex
 from cydist.rendezvous import rendezvous
 from cydist.waiting import default_pg_timeout
@@ -228,6 +229,7 @@ __all__ = [
     "UnsupportedError",
     "Work",
     "abort",
+    "add_rank",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",

@@ -100,6 +100,18 @@ DEBUG = Variable(
     "DETAIL on all ranks: collectives are compared before they run, which costs a round trip; OFF "
     "or INFO: while they run",
 )
+LOG = Variable(
+    ("CYDIST_LOG",),
+    "",
+    "info or debug: log lines on stderr; info:FILE or debug:FILE appends them to a file, in whose "
+    "name %h is the host and %p the process; off: none",
+)
+TORCH_LOG_LEVEL = Variable(
+    ("TORCH_CPP_LOG_LEVEL",),
+    "WARNING",
+    "INFO: as CYDIST_LOG=info, with TORCH_DISTRIBUTED_DEBUG at INFO or DETAIL as "
+    "CYDIST_LOG=debug; where CYDIST_LOG is not set",
+)
 CHECK_NAN = Variable(
     ("CYDIST_CHECK_NAN",),
     "0",

@@ -18,7 +18,7 @@ from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from cydist import config
+from cydist import config, logs
 from cydist._native import arm_failpoint, fast_collectives, use_isa
 from cydist.api import torch_hints
 from cydist.errors import DistBackendError, GroupFailedError
@@ -128,6 +128,7 @@ def current_world() -> World:
 def thread_is_rank() -> None:
     """Make this thread a rank of its own from now on, with any backend. For tests."""
     _thread.is_rank = True
+    logs.thread_is_rank()
 
 
 def _set_world(world: World | None, per_thread: bool) -> None:
@@ -234,6 +235,8 @@ def init_process_group(
     assert limit is not None
     spec = registry.canonical(handlers.default_backend() if backend is None else backend)
     apply_settings()
+    if spec == "inproc":
+        logs.thread_is_rank()
     bridge: Any = None
     if torch:  # by name, since the bridge is built on this module
         bridge = importlib.import_module("cydist.interop.torch.shared")
@@ -274,10 +277,11 @@ def _write_hint() -> None:
 
 
 def apply_settings() -> None:
-    """Apply CYDIST_ISA and CYDIST_FAILPOINT. (The best ISA of this machine is the default.) Raises
-    ValueError for invalid values of these and of CYDIST_TRANSPORT."""
+    """Apply CYDIST_LOG, CYDIST_ISA and CYDIST_FAILPOINT. (The best ISA of this machine is the
+    default.) Raises ValueError for invalid values of these and of CYDIST_TRANSPORT."""
     from cydist.backends.host.shm_setup import transport
 
+    logs.configure()
     transport()  # an invalid value fails before any rank waits
     arm_failpoint(config.FAILPOINT.get().strip())
     isa = config.ISA.get().strip()

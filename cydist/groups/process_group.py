@@ -234,6 +234,14 @@ class ProcessGroup(GroupCalls):
         """
         return False
 
+    def chosen(self) -> dict[str, str]:
+        """Return what was chosen for this group, for logs. Asks no rank.
+
+        Returns:
+            Words by subject, such as {"transport": "shared memory"}.
+        """
+        return {}
+
     def close(self) -> None:
         """Release the group's resources. Called once, by destroy."""
 

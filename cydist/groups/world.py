@@ -16,23 +16,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from cydist import config
 from cydist.errors import (
     DistError,
     DistNetworkError,
     MismatchError,
     RendezvousError,
+    listed,
     warn_user,
 )
 from cydist.groups import registry
 from cydist.groups.device_router import DeviceRouter
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import BackendOptions
+from cydist.logs import INFO, Log, use_rank
 
 if TYPE_CHECKING:
     from cydist.stores import MembershipStore
 
 DEFAULT_GROUP = "0"  # its name; later groups are named 1, 2, ...
 MOST_ASKED = 16  # ranks that are asked at a time for their requests
+
+_log = Log("group")
 
 
 @contextlib.contextmanager
@@ -116,6 +121,26 @@ class World:
         """Enter a new group, which may use the job's store from now on."""
         self.groups[name] = group
         group.job_store = self.store
+        if _log.shows(INFO):
+            for part in group.backend_groups():
+                _log.info("%s", self._choices(part))
+
+    def _choices(self, group: ProcessGroup) -> str:
+        """Return what was chosen for a group, for logs."""
+        from cydist.net import secret  # imported with the rendezvous
+        from cydist.rendezvous import launcher_env
+
+        words = {
+            **group.chosen(),
+            "encryption": "on" if config.ENCRYPT.is_on() else "off",
+            "secret from": secret.source(),
+            "launcher": launcher_env.launcher() or "none",
+            "timeout": f"{group.timeout:g} s",
+        }
+        return (
+            f"group {group.group_name!r} of {listed('rank', group.ranks)}, backend "
+            f"{group.backend}: " + "; ".join(f"{what}: {word}" for what, word in words.items())
+        )
 
     def members_name(self, prefix: str, members: Sequence[int]) -> str:
         """Return a new name for a group of these members. Each gets the same one, and asks no rank:
@@ -270,6 +295,7 @@ class World:
             self._keep(DEFAULT_GROUP, new)
             self._shrink_parent_groups(new)
             self.rank, self.size = new.rank(), new.size()
+            use_rank(self.rank)
             self.store.renumber(new.ranks)
             new.renumber(range(new.size()))
             # Ranks may have made different numbers of groups when one of them died.

@@ -22,8 +22,11 @@ from collections.abc import Callable, Collection
 
 from cydist import _native
 from cydist.errors import AuthenticationError, DistError
+from cydist.logs import Log
 from cydist.net import auth
 from cydist.net.auth import ClientHandshake, ServerHandshake
+
+_log = Log("connections")
 
 # At most at once, and no more than a quarter of this process's limit of descriptors.
 MOST_PENDING_PEERS = 256
@@ -279,6 +282,7 @@ class Acceptor:
         return True
 
     def _keep_refusal(self, address: str, why: str) -> None:
+        _log.debug("refused a connection from %s: %s", address, why)
         self.refusals.pop(address, None)
         if len(self.refusals) == MOST_REFUSALS:
             del self.refusals[next(iter(self.refusals))]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist.errors import AuthenticationError, warn_user
+from cydist.logs import Log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +41,10 @@ class Secret(bytes):
 
 _PUBLIC_SECRET = b"cydist without authentication..."
 
+_log = Log("secret")
 _lock = threading.Lock()
 _secret: Secret | None = None
+_source = ""  # where it came from, for logs
 _warned = False
 
 
@@ -58,7 +61,7 @@ def secret(warn: Callable[[str], object] = warn_user) -> bytes:
 
     Raises AuthenticationError when the place that should hold it cannot be trusted or read.
     """
-    global _secret, _warned
+    global _secret, _source, _warned
     with _lock:
         if insecure():
             if not _warned:
@@ -69,8 +72,19 @@ def secret(warn: Callable[[str], object] = warn_user) -> bytes:
                 )
             return _PUBLIC_SECRET
         if _secret is None:
-            _secret = Secret(_configured_secret() or _user_secret())
+            given = _configured_secret()
+            _secret = Secret(given or _user_secret())
+            if given is None:
+                _source = f"the user's own file {user_secret_path()}"
+            _log.debug("the job's secret is from %s", _source)
         return _secret
+
+
+def source() -> str:
+    """Return where this process's secret came from, for logs; never the secret."""
+    if insecure():
+        return f"none: {config.INSECURE.names[0]}=1"
+    return _source or "not needed so far"
 
 
 def is_configured() -> bool:
@@ -92,11 +106,15 @@ def set_secret(value: bytes) -> None:
 
     For launchers that distribute it in their own way, such as a broadcast over MPI.
     """
-    global _secret
+    global _secret, _source
     if len(value) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(value)}")
     with _lock:
-        _secret = Secret(_configured_secret() or value)
+        given = _configured_secret()
+        _secret = Secret(given or value)
+        if given is None:
+            _source = "rank 0, over MPI"
+        _log.debug("the job's secret is from %s", _source)
 
 
 def new_secret() -> bytes:
@@ -141,19 +159,22 @@ def descriptor_text(fd: int) -> str:
 
 def forget_secret() -> None:
     """Forget the secret; the next use looks for it again."""
-    global _secret, _warned
+    global _secret, _source, _warned
     with _lock:
-        _secret = None
+        _secret, _source = None, ""
         _warned = False
 
 
 def _configured_secret() -> bytes | None:
     """Return the secret that a launcher or the user gave explicitly; None: neither did."""
+    global _source
     fd = config.SECRET_FD.pop()
     if fd:
+        _source = f"the launcher, through descriptor {fd.partition(':')[0]}"
         return _read_descriptor(fd)
     path = config.SECRET_FILE.get()
     if path:
+        _source = f"the file {path} ({config.SECRET_FILE.names[0]})"
         return _read_file(path, given=True)
     return None
 

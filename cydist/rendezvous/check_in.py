@@ -23,6 +23,7 @@ from cydist.errors import (
     counted,
     listed,
 )
+from cydist.logs import Log, use_rank
 from cydist.rendezvous import launcher_env
 from cydist.stores import MembershipStore, PrefixStore
 from cydist.stores.membership_store import others_can_write, printable, served_by
@@ -34,6 +35,8 @@ _COMPLETE, _FAILED, _DIFFER = b"+", b"-", b"!"
 # When a rank is lost, rank 0 stays this long for ranks that have not come yet: they learn of it
 # from the store, which may end with rank 0.
 LATECOMERS_SECONDS = 0.5
+
+_log = Log("rendezvous")
 
 MOST_LOOKING = 16  # most ranks that ask one late rank; further ranks wait with them
 
@@ -82,6 +85,8 @@ def check_in(
     with ranks_store.report_error(rank, late=True):
         failpoint("rendezvous")
         word = f"{os.urandom(8).hex() if ranks_store.signs else ''} {me}"
+        use_rank(rank)
+        _log.debug("rank %d of %d checks in to meeting %d", rank, world_size, number)
         ranks_store.set(f"here/{rank}", f"{word}\n{backend}")
         if rank == 0:
             _await_all(ranks_store, world_size, deadline, number)
@@ -89,6 +94,7 @@ def check_in(
             _await_verdict(ranks_store, rank, world_size, deadline, number, before)
             if ranks_store.signs:
                 _check_fresh(ranks_store, rank, word, deadline)
+    _log.debug("all %d ranks are here", world_size)
     return ranks_store, rank, world_size
 
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cydist import config
+from cydist import config, logs
 from cydist.errors import (
     AuthenticationError,
     DistNetworkError,
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult  # slow to import, and env:// needs no URL
 
 __all__ = ["check_mpi_agrees", "default_backend", "launcher", "rendezvous"]
+
+_log = logs.Log("rendezvous")
 
 # Rank 0's message to the others over MPI: a secret, whether it is one, and its signed address.
 _ADDRESS = struct.Struct("<32s?512s")
@@ -133,6 +135,7 @@ def rendezvous(
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, not both")
     config.check_retired()
+    logs.configure()
     if backend == "mpi" and world_size == 0 and store is None:
         rank = world_size = -1  # torch's placeholders: MPI's launcher numbers the ranks
     deadline = time.monotonic() + duration(timeout)
@@ -189,6 +192,7 @@ def _check_in_by(
                     holder=holder, backend=backend,
                 )  # fmt: skip
         except StaleCheckIn as stale:
+            _log.debug("rank 0 still serves another meeting, tried again soon: %s", stale)
             why = str(stale) or why  # the last look may have found no store
             notices.say_if_due(partial(_stale_notice, here, why))
             _retry(call, here, pause, why)
@@ -242,6 +246,7 @@ def rendezvous_through(
         purpose: What the ranks meet for; an address that was written for something else is refused.
     """
     config.check_retired()
+    logs.configure()
     deadline = time.monotonic() + duration(timeout)
     with ExitStack() as shared_stores:
         call = _InitArguments(None, rank, world_size, "", deadline, shared_stores)
@@ -301,6 +306,8 @@ def _by_environment(call: _InitArguments) -> tuple[Any, int, int]:
     """Handle env://: MASTER_ADDR and MASTER_PORT, or the launcher's substitute for them."""
     call = _from_launcher(call)
     rank, size = call.with_rank("env://")
+    logs.use_rank(rank)
+    _log.debug("rank %d of %d, launcher %s", rank, size, launcher() or "none")
     host, port = config.MASTER_ADDR.get(), config.MASTER_PORT.get()
     if _agent_store(host, port):
         return _by_agent(call, host, _port(port)), rank, size
@@ -311,6 +318,7 @@ def _by_environment(call: _InitArguments) -> tuple[Any, int, int]:
             raise ValueError("env:// needs MASTER_ADDR on every rank but 0")
         own = _launchers_port(host, port)
         if own is not None:
+            _log.debug("the launcher listens on port %d of %s for rank 0's store", own, host)
             return _tcp(call, host, own, awaited=True), rank, size
         return _tcp(call, host, _port(port)), rank, size
     if size == 1:
@@ -336,6 +344,7 @@ def _by_agent(call: _InitArguments, host: str, port: int) -> Store:
             f"torchrun's store at {host}:{port} takes torch to read, which cannot be imported "
             f"({error}): start the ranks with cydistrun"
         ) from None
+    _log.debug("torchrun's store is at %s:%d: rank 0's address is read there", host, port)
     agent = torch_distributed.TCPStore(
         host, port, is_master=False, timeout=timedelta(seconds=max(1.0, call.remaining))
     )
@@ -446,9 +455,11 @@ def _without_address(call: _InitArguments) -> Store:
     if not (launcher_env.placement().single_host and launcher_env.job_id()):
         MPI = launcher_env.import_mpi() if launcher_env.under_mpi() else None
         if MPI is not None and MPI.COMM_WORLD.Get_size() == size:
+            _log.debug("no MASTER_ADDR: rank 0 sends its address over MPI")
             return _by_mpi(call, MPI)
         address = launcher_env.slurm_address()
         if address is not None:
+            _log.debug("no MASTER_ADDR, and MPI does not serve: the first host of Slurm's step")
             return _tcp(call, *address)
         raise ValueError(
             "env:// needs MASTER_ADDR and MASTER_PORT: they say where rank 0 is, which this "
@@ -460,6 +471,7 @@ def _without_address(call: _InitArguments) -> Store:
     # The first rank empties a file that an earlier start left behind. Rank 0 uses it until all have
     # met, so that no later rank empties it again.
     path = str(launcher_env.job_file(launcher_env.job_id()))
+    _log.debug("no MASTER_ADDR, and all ranks on this host: they meet in the file %s", path)
     shared_store = FileStore(path, size, call.remaining, fresh=True)
     call.shared_stores.callback(shared_store.close)
     return _via_shared_store(
@@ -740,6 +752,10 @@ def _tcp(
             2 * ranks, 2 * ranks, f"rendezvous: serving the store to {counted(ranks, 'rank')}"
         )
     fd = _launchers_socket(port) if call.rank == 0 and port else None
+    if call.rank == 0:
+        _log.debug("serves the job's store on port %d of %s", port, host)
+    else:
+        _log.debug("connects to the job's store at %s:%d", host, port)
     try:
         with served_by(0, "rendezvous"):
             return TCPStore(

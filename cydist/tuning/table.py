@@ -376,6 +376,18 @@ def _chosen(
     raise LookupError(f"no algorithm for {collective} on {ranks} ranks")
 
 
+def chosen(ranks: int) -> str:
+    """Return what decides on the algorithms of groups of this many ranks, for logs."""
+    measured = any(size == ranks for _, size, _ in _tuned) or any(n == ranks for n, _ in _segments)
+    words = ["measured on rank 0's host" if measured else "the shipped table"]
+    if names := forced():
+        pairs = ",".join(f"{collective}:{name}" for collective, name in names.items())
+        words.append(f"{config.ALGORITHM.names[0]}={pairs}")
+    if config.DETERMINISTIC.is_on():
+        words.append("in rank order with one rounding")
+    return ", ".join(words)
+
+
 def candidates(
     collective: str,
     ranks: int,

@@ -38,6 +38,7 @@ from cydist.backends.host.connect_attempt import (
 )
 from cydist.backends.host.directory import Peers
 from cydist.errors import AuthenticationError, DistError, DistNetworkError, RendezvousError
+from cydist.logs import Log, follow, rank_of_thread
 from cydist.net import auth
 from cydist.net.acceptor import Acceptor, HandshakeSocket, PendingPeer, no_descriptor, with_remedy
 from cydist.net.auth import ClientHandshake
@@ -45,6 +46,8 @@ from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
 from cydist.net.silence import peer_timeout, watch_idle
 from cydist.waiting import LONGEST_WAIT, LoopGuard
+
+_log = Log("connections")
 
 CHANNEL = b"peer"
 CLAIM = struct.Struct("<IIH")  # source, destination, lane
@@ -99,6 +102,7 @@ class Connections:
         if not config.INSECURE.is_on():
             also.append(peer_report.CHANNEL)
         self._acceptor = Acceptor(self._selector, self._secret, CHANNEL, job, also)
+        self._logged_rank = rank_of_thread()
         self._wake, self._waker = socket.socketpair()
         try:
             for place in places:
@@ -144,6 +148,14 @@ class Connections:
     def address(self) -> bytes:
         """Return this rank's address, which the other ranks pass to `connect`."""
         return Address(self._rank, addresses.this_host(), self._lanes).encode()
+
+    def places(self) -> str:
+        """Return where this rank listens, for logs."""
+        names = chosen_interfaces() or [""] * len(self._lanes)
+        return ", ".join(
+            " ".join(map(addresses.host_port, lane)) + (f" ({name})" if name else "")
+            for name, lane in zip(names, self._lanes, strict=False)
+        )
 
     def connect(self, published: Sequence[bytes]) -> None:
         """Store every rank's address, in rank order, without connecting.
@@ -246,6 +258,7 @@ class Connections:
     # The thread.
 
     def _serve(self) -> None:
+        follow(self._logged_rank)
         while not self._stopping:
             with self._loop_guard:
                 self._round()
@@ -357,6 +370,11 @@ class Connections:
             # Not a duplicate, since there may be no descriptor left for one.
             keys = connected.handshake.keys(b"frames")
             if self.link.adopt(*lane, sock.fileno(), *keys, connected.handshake.cipher):
+                _log.debug(
+                    "connected with rank %d of the link, interface %d: %s%s", *lane,
+                    connected.handshake.there,
+                    ", encrypted" if connected.handshake.cipher is not None else "",
+                )  # fmt: skip
                 sock.detach()
                 return True
         except (OSError, MemoryError):
@@ -500,6 +518,7 @@ class Connections:
     def _failed(self, attempt: ConnectAttempt, why: str) -> None:
         """Go on to the next address after a failure, or rest after the last one."""
         attempt.last_error = why
+        _log.debug("no connection to rank %d of the link so far: %s", attempt.key[0], why)
         refused = f"[Errno {errno.ECONNREFUSED}]" in why
         attempt.refusals = attempt.refusals + 1 if refused else 0
         attempt.heard = attempt.heard or refused
@@ -522,6 +541,7 @@ class Connections:
             attempt.heard = True
             return
         self._drop(attempt)
+        _log.debug("the host of rank %d of the link answers nothing: gone", attempt.key[0])
         self.link.vanish(attempt.key[0])
 
     def _hang_up(self, attempt: ConnectAttempt) -> None:
@@ -539,6 +559,7 @@ class Connections:
     def _give_up(self, attempt: ConnectAttempt, why: str) -> None:
         self._drop(attempt)
         if not self.link.lane_is_live(*attempt.key):
+            _log.debug("gave up rank %d of the link: %s", attempt.key[0], why)
             self.link.refuse(attempt.key[0], f"no connection to rank {attempt.key[0]}: {why}")
 
 

@@ -60,6 +60,7 @@ class Endpoint:
         self._backends: dict[int, str] = {}
         # By a hash of a group's name: its global ranks here, none if this rank is not one of them.
         self._members: dict[int, Sequence[int]] = {}
+        self.listens: Callable[[], str] = lambda: ""
         self.host_of: Callable[[int], str] = lambda peer: ""
         self.peer_error: Callable[[int], str] = lambda peer: ""
         # Of peers on other hosts; see TcpLink and Connections.
@@ -69,6 +70,7 @@ class Endpoint:
         self.traffic: Callable[[int], tuple[int, int, float, float] | None] = lambda peer: None
         if connections is not None:
             connections.report_of = self.report
+            self.listens = connections.places
             self.host_of = connections.host_of
             self.peer_error = connections.connect_error
             self.vanished = connections.link.vanished

@@ -42,11 +42,13 @@ from cydist.errors import (
     MismatchError,
     PeerFailedError,
     from_call_error,
+    listed,
     rank_text,
     status_of,
 )
 from cydist.groups.derived import other_ranks
 from cydist.groups.process_group import ProcessGroup
+from cydist.logs import DEBUG, Log
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
 from cydist.tuning import table as tuning_table
 from cydist.waiting import duration
@@ -60,7 +62,9 @@ if TYPE_CHECKING:
     from cydist.executor import PollHook
 
 MOST_ASKED = 16  # ranks that are queried after a deadline
+MOST_LOGGED = 16  # hosts that a log line names
 
+_log = Log("group")
 _CREATING = threading.Lock()  # several threads may call with a first device array
 
 
@@ -122,6 +126,9 @@ class HostGroup(ProcessGroup):
             staged_class = self.staged_class()
             with _CREATING:
                 if self._staged is None:
+                    _log.debug(
+                        "arrays on %s on group %r: %s", device, self.group_name, staged_class.means
+                    )
                     self._staged = staged_class(self)
         return self._staged
 
@@ -157,6 +164,45 @@ class HostGroup(ProcessGroup):
         if not isinstance(link, _native.ShmLink) or link.heap.nbytes == 0:
             return None
         return memoryview(link.heap.allocate(nbytes))
+
+    def chosen(self) -> dict[str, str]:
+        words = {"transport": self._transport()}
+        if hosts := self._hosts_text():
+            words["hosts"] = hosts
+        if listens := self._endpoint.listens():
+            words["listens at"] = listens
+        return {**words, "algorithms": tuning_table.chosen(self._size)}
+
+    def _transport(self) -> str:
+        """Return how bytes reach the other ranks, for logs."""
+        link = self._endpoint.link
+        if isinstance(link, _native.InprocLink):
+            return "memory of this process, whose threads are the ranks"
+        messages = self.library or "tcp"
+        others = other_ranks(self)
+        sharing = []
+        if isinstance(link, ShmLink):
+            sharing = [rank for rank in others if link.process_of(self._peers[rank])]
+        if len(sharing) == len(others):
+            return "shared memory" if others else "none, this rank is alone"
+        if not sharing:
+            return messages
+        shared = listed("rank", [self.ranks[rank] for rank in sharing])
+        return f"shared memory with {shared}, {messages} with the others"
+
+    def _hosts_text(self) -> str:
+        """Return which global ranks are on which host, for logs; "": it is not known."""
+        hosts: dict[int, list[int]] = {}
+        for rank, peer in enumerate(self._peers):
+            if self._endpoint.hosts:
+                hosts.setdefault(self._endpoint.hosts[peer], []).append(rank)
+        texts = [
+            f"{self.host_of(members[0]) or 'a host'} with "
+            f"{listed('rank', [self.ranks[rank] for rank in members])}"
+            for members in list(hosts.values())[:MOST_LOGGED]
+        ]
+        more = len(hosts) - len(texts)
+        return ", ".join(texts) + (f" and {more} more" if more else "")
 
     def shares(self, array: Array) -> bool:
         link = self._endpoint.link
@@ -548,6 +594,14 @@ class HostGroup(ProcessGroup):
             fallback = tuning_table.fallback(
                 collective, algorithm, nbytes, self._size, even=even, commutative=True
             ).encode()
+            if _log.shows(DEBUG):
+                _log.debug(
+                    "%s #%d on group %r, %d bytes: algorithm %s through %s%s, %s", call.name,
+                    call.seq, self.group_name, nbytes, algorithm,
+                    "windows" if windows else "messages",
+                    f", where that cannot run {fallback.decode()}" if fallback else "",
+                    "also for later calls of its size" if keeps else "for this call",
+                )  # fmt: skip
             if keeps:
                 native.keep_choice(
                     collective, nbytes, algorithm.encode(), fallback, segment_bytes

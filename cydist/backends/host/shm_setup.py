@@ -19,6 +19,7 @@ from cydist import config
 from cydist._native import PAGE_BYTES, SharedMemory, ShmLink
 from cydist.backends.host.directory import members
 from cydist.errors import RendezvousError, listed
+from cydist.logs import DEBUG, Log
 from cydist.net.interfaces import boot_id
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from cydist._native import Link, MpiLink, TcpLink
     from cydist.stores import MembershipStore
+
+_log = Log("connections")
 
 BYTES_PER_RANK = 64 << 20  # for the windows of some sixty groups; untouched pages cost nothing
 MOST_ADDRESSES = 1 << 40  # most bytes of all ranks' arrays together
@@ -82,6 +85,8 @@ def share_memory(
         if memory is not None and len(sharers) > 1:
             shared = ShmLink(link, memory, sharers)
             together = list(sharers)
+    if _log.shows(DEBUG):
+        _log.debug("%s", _outcome(together, alike, rank, why))
     if transport() == "shm" and len(together) != size:
         others = sorted(set(range(size)) - set(together))
         if not set(others) <= set(alike):
@@ -95,6 +100,18 @@ def share_memory(
             ranks=tuple(others),
         )
     return shared
+
+
+def _outcome(together: Sequence[int], alike: Sequence[int], rank: int, why: str) -> str:
+    """Return with which ranks of a link a rank shares memory, or why with none, for logs."""
+    others = [each for each in together if each != rank]
+    if others:
+        return f"shares memory with {listed('rank', others)} of the link"
+    if len(alike) > 1:
+        return f"shares no memory: {why or 'the other ranks of this host could not open it'}"
+    if transport() in ("tcp", "mpi"):
+        return f"shares no memory: {config.TRANSPORT.names[0]}={transport()}"
+    return "shares no memory: no other rank has the same boot, process namespace and user"
 
 
 def transport() -> str:

@@ -44,6 +44,7 @@ class StagedGroup(ProcessGroup):
 
     devices = ("cuda",)
     folds = True
+    means = "copied through pinned memory of the host"  # for logs
 
     def __init__(self, host: HostGroup) -> None:
         super().__init__(

@@ -24,11 +24,14 @@ from cydist.backends.mpi.group import MpiGroup
 from cydist.backends.mpi.runtime import MpiThreads, load, start
 from cydist.errors import DistBackendError, RendezvousError
 from cydist.groups.process_group import ProcessGroup
+from cydist.logs import Log
 from cydist.rendezvous import launcher_env
 from cydist.tuning import table as tuning_table
 
 if TYPE_CHECKING:
     from cydist.groups.registry import BackendOptions
+
+_log = Log("mpi")
 
 # Most bytes of a broadcast between two ranks that is sent with the comparing message, by MPI's
 # name. Open MPI first asks the receiver if a message with its header is longer than 4 KiB.
@@ -47,6 +50,9 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     start(MPI)
     _prepare(MPI)
     end_left_links()
+    _log.debug(
+        "%s, level of threads %d", MPI.Get_library_version()[:60].strip(), MPI.Query_thread()
+    )
     world_ranks, hosts = world_ranks_and_hosts(MPI, options)
     comm = _communicator(MPI, world_ranks, options)
     messages = _native.MpiLink(

@@ -25,6 +25,7 @@ class DeviceGroup(StagedGroup):
     """The device arrays' side of an MpiGroup. All ranks must enable it, or none."""
 
     host: MpiGroup
+    means = "MPI takes them as they are where it has the call; else copied through pinned memory"
 
     def run_broadcast(self, call: CallRecord, array: Array, root: int) -> None:
         if not self._by_mpi(call, "broadcast", [array], [array], root=root):
