@@ -22,7 +22,8 @@
 Bad arguments raise ValueError and TypeError before any traffic, and the group stays usable. Every
 DistError of a call has the attributes `op` (the call's name), `seq` (its number in the group),
 `group` (the group's name) and `ranks` (global ranks that the error is about), as far as they are
-known. After such an error the group has failed for good.
+known. After such an error the group has failed for good. Each class has a `code`, which is a
+heading of docs/errors.md.
 """
 
 from __future__ import annotations
@@ -77,12 +78,18 @@ class DistError(_Ground):
         group: The group's name, or None.
         ranks: Global ranks that the error is about; may be empty.
 
+    Attributes:
+        code: A short name of the kind of error, such as "mismatch". It does not change, and is a
+            heading of docs/errors.md.
+
     Examples:
         >>> try:
         ...     dist.recv(np.empty(1), src=1 - rank, timeout=0.01, group=dist.new_group())
         ... except dist.DistError as error:
-        ...     assert error.op == "recv"
+        ...     assert error.op == "recv" and error.code == "timeout"
     """
+
+    code = "error"
 
     def __init__(
         self,
@@ -96,6 +103,7 @@ class DistError(_Ground):
         if not _joined:
             _join_torch()
         super().__init__(message)
+        self.add_note(f"See docs/errors.md#{self.code}")  # below the message in tracebacks only
         self.op = op
         self.seq = seq
         self.group = group
@@ -105,33 +113,49 @@ class DistError(_Ground):
 class DistTimeoutError(DistError, TimeoutError):
     """A deadline passed; the message names the call and the late ranks."""
 
+    code = "timeout"
+
 
 class DistBackendError(DistError):
     """A backend refused a call or failed in it."""
+
+    code = "backend"
 
 
 class UnsupportedError(DistBackendError, NotImplementedError):
     """The backend does not support this; the message names one that does."""
 
+    code = "unsupported"
+
 
 class MismatchError(DistBackendError):
     """Ranks are in different calls, or disagree on dtype, count, root or reduction."""
+
+    code = "mismatch"
 
 
 class NonFiniteError(DistBackendError):
     """With CYDIST_CHECK_NAN=1: an array of a call holds NaN or infinity."""
 
+    code = "nonfinite"
+
 
 class GroupFailedError(DistBackendError):
     """An earlier error failed this group for good; its cause is `__cause__`."""
+
+    code = "group-failed"
 
 
 class GroupDestroyedError(DistBackendError):
     """The group was destroyed before this call."""
 
+    code = "group-destroyed"
+
 
 class ForkedError(DistBackendError):
     """A forked child used a group of its parent."""
+
+    code = "forked"
 
 
 def check_process(pid: int, op: str, group: str | None = None) -> None:
@@ -149,17 +173,25 @@ def check_process(pid: int, op: str, group: str | None = None) -> None:
 class DistNetworkError(DistError):
     """A connection could not be made or kept."""
 
+    code = "network"
+
 
 class PeerFailedError(DistNetworkError, ConnectionError):
     """A rank died, closed its connection, or vanished with its host."""
+
+    code = "peer-failed"
 
 
 class AuthenticationError(DistNetworkError, PermissionError):
     """The other side of a connection does not know the job's secret."""
 
+    code = "authentication"
+
 
 class RendezvousError(DistNetworkError):
     """The ranks of a job could not find each other."""
+
+    code = "rendezvous"
 
 
 class DistStoreError(DistError):
@@ -169,6 +201,8 @@ class DistStoreError(DistError):
         message: What happened, and what to do.
         answered: Whether the store itself reported it; else it is dead, stopped or unreachable.
     """
+
+    code = "store"
 
     def __init__(self, message: str, *, answered: bool = True) -> None:
         super().__init__(message)
@@ -182,11 +216,14 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
         keys: Missing keys, in the order in which they were awaited: all, or the first of them.
     """
 
+    code = "store-timeout"
     keys: tuple[bytes, ...] = ()
 
 
 class QueueEmptyError(DistStoreError):
     """A non-blocking queue_pop found the queue empty."""
+
+    code = "queue-empty"
 
 
 # Status of a compiled call (STATUS_NAMES in src/engine/call_errors.pyx) -> exception class.
@@ -340,6 +377,8 @@ class ProcessException(DistError):
         error_pid: Its process id.
     """
 
+    code = "process"
+
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg, ranks=(error_index,))
         self.msg = msg
@@ -353,6 +392,8 @@ class ProcessException(DistError):
 class ProcessRaisedException(ProcessException):
     """The function of a process raised an exception; the message holds its traceback."""
 
+    code = "process-raised"
+
 
 class ProcessExitedException(ProcessException):
     """A process left with an exit code other than 0, or was killed.
@@ -364,6 +405,8 @@ class ProcessExitedException(ProcessException):
         exit_code: The exit code, or the negative number of the signal.
         signal_name: "SIGKILL", ... or None.
     """
+
+    code = "process-exited"
 
     def __init__(
         self,

@@ -152,13 +152,27 @@ def test_frameworks_are_those_that_are_tested() -> None:
 
 
 def test_errors_are_listed() -> None:
-    """operations.md has a row for every class of errors.py."""
+    """errors.md has a section for every class of errors.py: its code is the heading, and its name
+    the first word."""
     from cydist import errors
 
-    classes = {n for n, thing in vars(errors).items() if isinstance(thing, type)}
-    page = (ROOT / "docs/operations.md").read_text()
-    rows = set(re.findall(r"^\| `(\w+(?:Error|Exception))` \|", page, re.M))
-    assert rows == {n for n in classes if issubclass(getattr(errors, n), errors.DistError)}
+    kinds = [thing for thing in vars(errors).values() if isinstance(thing, type)]
+    codes = {kind.code: kind.__name__ for kind in kinds if issubclass(kind, errors.DistError)}
+    page = (ROOT / "docs/errors.md").read_text()
+    sections = re.findall(r"^## ([a-z-]+)\n\n`(\w+)`", page, re.M)
+    assert dict(sections) == codes
+    assert len(sections) == page.count("\n## ")
+
+
+def test_every_public_error_has_a_code_of_its_own() -> None:
+    """Which does not come from its base class: a program can tell them apart."""
+    import cydist
+
+    public = [getattr(cydist, each) for each in cydist.__all__]
+    kinds = [each for each in public if isinstance(each, type) and issubclass(each, Exception)]
+    assert len(kinds) > 15
+    assert [kind for kind in kinds if "code" not in vars(kind)] == []
+    assert len({kind.code for kind in kinds}) == len(kinds)
 
 
 @pytest.mark.parametrize(
