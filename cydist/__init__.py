@@ -82,6 +82,7 @@ from cydist.errors import (
     StoreTimeoutError,
     UnsupportedError,
 )
+from cydist.groups.hooks import CallInfo, HookHandle, add_hook
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import (
     Backend,
@@ -192,6 +193,7 @@ __all__ = [
     "BackendConfig",
     "BarrierOptions",
     "BroadcastOptions",
+    "CallInfo",
     "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
@@ -207,6 +209,7 @@ __all__ = [
     "GroupFailedError",
     "GroupMember",
     "HashStore",
+    "HookHandle",
     "MismatchError",
     "NonFiniteError",
     "P2POp",
@@ -229,6 +232,7 @@ __all__ = [
     "UnsupportedError",
     "Work",
     "abort",
+    "add_hook",
     "add_rank",
     "all_gather",
     "all_gather_coalesced",

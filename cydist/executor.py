@@ -140,12 +140,19 @@ class TaskWork(EventWork):
         limit = max(0.0, deadline - time.monotonic())
         return (self._poll_hook or wait_for)(self._done, limit)
 
-    def _on_thread(self, task: Callable[[], None]) -> None:
+    def when_ended(self, task: Callable[[], None]) -> None:
+        """Run `task` when the call has ended, on another thread unless it has ended already."""
         with self._lock:
-            if self._poll_hook is None and not self._done.is_set():
+            if not self._done.is_set():
                 self._followers.append(task)
                 return
         task()
+
+    def _on_thread(self, task: Callable[[], None]) -> None:
+        if self._poll_hook is None:
+            self.when_ended(task)
+        else:  # it ends only while a thread waits
+            task()
 
 
 class Serial:

@@ -13,6 +13,7 @@ from cydist.devices import array_libraries
 from cydist.errors import NonFiniteError, UnsupportedError
 from cydist.groups.call_checks import CheckedCall
 from cydist.groups.derived import UserOpReducer, elements_dtype
+from cydist.groups.hooks import ObservedCall, are_installed, observed
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.profiler_ranges import call_range, is_profiling, until_completed
 from cydist.reduce_ops import Op, UserReduction
@@ -124,8 +125,25 @@ class Prepared:
     def _start(
         self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout
     ) -> Work | None:
-        if is_profiling():
-            return self._run_profiled(body, result, async_op, timeout)
+        start = self._run_profiled if is_profiling() else self._execute
+        if not are_installed():
+            return start(body, result, async_op, timeout)
+        members = self.group.ranks
+        if not async_op:
+            with observed(self.group, self.name, self.array, peers=members) as call:
+                return start(call.numbered(body), result, async_op, timeout)
+        call = ObservedCall(self.group, self.name, self.array, async_op=True, peers=members)
+        try:
+            work = start(call.numbered(body), result, async_op, timeout)
+        except BaseException as error:
+            call.end(error)
+            raise
+        call.end_if_never_run(work)
+        return work
+
+    def _execute(
+        self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout
+    ) -> Work | None:
         return self.group.execute(
             self.name, body, async_op=async_op, timeout=timeout, result=result, array=self.array
         )
@@ -134,10 +152,8 @@ class Prepared:
         self, body: Callable[[CallRecord], None], result: object, async_op: bool, timeout: Timeout
     ) -> Work | None:
         with call_range(self.group, self.name, self.array, async_op=async_op):
-            return self.group.execute(
-                self.name, until_completed(self.name, body) if async_op else body,
-                async_op=async_op, timeout=timeout, result=result, array=self.array,
-            )  # fmt: skip
+            shown = until_completed(self.name, body) if async_op else body
+            return self._execute(shown, result, async_op, timeout)
 
 
 class CheckedWork(FinishedWork):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cydist._native import LARGEST_TAG, fast_path
+from cydist._native import LARGEST_TAG, fast_path, is_observed
 from cydist.api import arguments
 from cydist.api.arguments import root_rank
 from cydist.api.dispatch import Timeout
 from cydist.api.process_groups import AnyGroup, usable_group
 from cydist.errors import DistError, DistTimeoutError
+from cydist.groups.hooks import ObservedCall, are_installed, observed
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.profiler_ranges import RangedWork, call_range, is_profiling
 from cydist.waiting import seconds
@@ -50,21 +52,50 @@ class _Message(NamedTuple):
             return nullcontext()
         return call_range(self.group, self.name, self.array, async_op=async_op, peer=self.peer)
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Return the global rank of the other side, for hooks."""
+        return () if self.peer is None else (self.group.ranks[self.peer],)
+
+    def observed(self) -> AbstractContextManager[object]:
+        """Show the message, which blocks, to hooks."""
+        if not are_installed():
+            return nullcontext()
+        return observed(self.group, self.name, self.array, peers=self.peers)
+
     def started(self, watches: list[Callable[[], None]] | None = None) -> Work:
-        """Start it; return its Work. A profiler that runs shows it until it has ended.
+        """Start it; return its Work. A profiler that runs and hooks see it until it has ended.
 
         Args:
-            watches: Where to put what ends the range if no thread waits, because none may
-                for the message yet; None: it may.
+            watches: Where to put what waits for the end, because nothing may wait for the message
+                yet; None: it may.
         """
-        if not is_profiling():
+        if not is_observed():
             return self.start()
+        ends: list[Callable[[Any], None]] = []
         with self.range():
-            work = RangedWork(self.name, self.start)
-        if watches is None:
-            work.watch()
-        else:
-            watches.append(work.watch)
+            if is_profiling():
+                work: Work = RangedWork(self.name, partial(self._observed_start, ends))
+                ends.append(RangedWork.watch)
+            else:
+                work = self._observed_start(ends)
+        for end in ends:
+            if watches is None:
+                end(work)
+            else:
+                watches.append(partial(end, work))
+        return work
+
+    def _observed_start(self, ends: list[Callable[[Any], None]]) -> Work:
+        if not are_installed():
+            return self.start()
+        call = ObservedCall(self.group, self.name, self.array, async_op=True, peers=self.peers)
+        try:
+            work = self.start()
+        except BaseException as error:
+            call.end(error)
+            raise
+        ends.append(call.end_with)
         return work
 
 
@@ -210,7 +241,7 @@ def _run_blocking(chosen: ProcessGroup, message: _Message, timeout: float | None
     it is late or if a signal handler raises, also between start and wait."""
     try:
         try:
-            with message.range(async_op=False):
+            with message.observed(), message.range(async_op=False):
                 work = message.start()
                 if timeout is not None:
                     work.due(timeout)

@@ -35,21 +35,6 @@ def ranges_of(call: Callable[[], object], folder: Path, **options: bool) -> list
     return [event for event in events if event["name"].startswith("cydist:")]
 
 
-def arguments_of_one_rank(name: str) -> dict[str, Any]:
-    """Right arguments of a collective in a group of one rank."""
-    arguments = valid_calls.CALLS[name]()
-    return {
-        name: 0 if name in ("src", "dst") else shrunk(value) for name, value in arguments.items()
-    }
-
-
-def shrunk(value: Any) -> Any:
-    """The part of an argument for two ranks that one has."""
-    if isinstance(value, np.ndarray):
-        return value[:4].copy()
-    return [shrunk(each) for each in value]
-
-
 def in_a_group_of_one(body: Callable[[], Any]) -> Any:
     (result,) = run_threads(lambda rank: body(), 1)
     return result
@@ -61,15 +46,7 @@ def test_a_collective_is_a_range_with_its_fields(
     name: str, asynchronous: bool, tmp_path: Path
 ) -> None:
     """One of numpy arrays, also if it would take the fast path."""
-    arguments = arguments_of_one_rank(name)
-    lists = {"all_gather": "tensor_list", "gather": "gather_list", "scatter": "scatter_list",
-             "reduce_scatter": "input_list"}  # fmt: skip
-    if name in lists:
-        arguments[lists[name]] = arguments[lists[name]][:1]
-    elif name == "all_to_all":
-        arguments = {key: value[:1] for key, value in arguments.items()}
-    elif name == "all_gather_coalesced":
-        arguments["output_tensor_lists"] = arguments["output_tensor_lists"][:1]
+    arguments = valid_calls.of_one_rank(name)
 
     def call() -> None:
         work = getattr(dist, name)(**arguments, async_op=asynchronous)

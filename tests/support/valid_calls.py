@@ -72,3 +72,27 @@ OBJECT_CALLS: dict[str, Callable[[], Arguments]] = {
     "send_object_list": lambda: {"object_list": [1], "dst": 1},
     "recv_object_list": lambda: {"object_list": [1], "src": 1},
 }
+
+
+def of_one_rank(name: str) -> Arguments:
+    """Right arguments of a collective in a group of one rank."""
+    arguments = {
+        name: 0 if name in ("src", "dst") else shrunk(value)
+        for name, value in CALLS[name]().items()
+    }
+    lists = {"all_gather": "tensor_list", "gather": "gather_list", "scatter": "scatter_list",
+             "reduce_scatter": "input_list"}  # fmt: skip
+    if name in lists:
+        arguments[lists[name]] = arguments[lists[name]][:1]
+    elif name == "all_to_all":
+        arguments = {key: value[:1] for key, value in arguments.items()}
+    elif name == "all_gather_coalesced":
+        arguments["output_tensor_lists"] = arguments["output_tensor_lists"][:1]
+    return arguments
+
+
+def shrunk(value: Any) -> Any:
+    """The part of an argument for two ranks that one has."""
+    if isinstance(value, np.ndarray):
+        return value[:4].copy()
+    return [shrunk(each) for each in value]
