@@ -112,6 +112,11 @@ TORCH_LOG_LEVEL = Variable(
     "INFO: as CYDIST_LOG=info, with TORCH_DISTRIBUTED_DEBUG at INFO or DETAIL as "
     "CYDIST_LOG=debug; where CYDIST_LOG is not set",
 )
+TRACEBACK = Variable(
+    ("CYDIST_TRACEBACK",),
+    "short",
+    "full: tracebacks show all frames of cydist; short: after the program's line at most two",
+)
 CHECK_NAN = Variable(
     ("CYDIST_CHECK_NAN",),
     "0",

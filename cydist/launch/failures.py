@@ -66,7 +66,10 @@ def account(first: Worker) -> str:
             "cydistrun: this launcher did not send that signal; when memory runs out, the kernel "
             "does (see dmesg)"
         )
-    said = _error_file(first.error_file) or traceback_tail(first.last_output())
+    said = _error_file(first.error_file)
+    if not said and len(first.held) <= TRACEBACK_LINES:
+        said = first.held  # with the exceptions that caused the last one
+    said = said or traceback_tail(first.last_output())
     if said:
         lines.append(f"cydistrun: the last words of rank {first.rank}:")
         lines += [f"    {line}" for line in said]
@@ -74,14 +77,46 @@ def account(first: Worker) -> str:
     return "\n".join(lines) + "\n"
 
 
+def last_exception(lines: Sequence[str]) -> str:
+    """Return the line that names the exception of a traceback; "" if there is none."""
+    starts = [i for i, line in enumerate(lines) if line.startswith(TRACEBACK.decode())]
+    after = lines[starts[-1] + 1 :] if starts else []
+    return next((line for line in after if line and not line[0].isspace()), "")
+
+
+def is_repeated(worker: Worker, said: str) -> bool:
+    """Return whether the traceback of a worker only repeats the first failure: it blames another
+    rank, or its exception is of the same kind.
+
+    Args:
+        said: The account of the first failure.
+    """
+    exception = last_exception(worker.held)
+    words = [line.strip() for line in said.splitlines()]
+    kind = exception.partition(":")[0]
+    alike = any(line.partition(":")[0] == kind for line in words)
+    return bool(exception) and (alike or is_secondary_failure("\n".join(worker.held)))
+
+
 def aftermath(first: Worker | None, workers: Sequence[Worker], said: str) -> str:
-    """Return what became of the other ranks of this host, in whole lines.
+    """Return what became of the other ranks of this host, in whole lines. The tracebacks that were
+    held are shown: of those that repeat the first failure only the exception.
 
     Args:
         first: The rank that failed first; None: it is on another host.
         said: The account of its failure.
     """
     lines = []
+    for worker in workers:
+        if worker.errors is None or not worker.held:
+            continue
+        if worker is first and len(worker.held) <= TRACEBACK_LINES:
+            worker.errors.drop()  # it is in `said`
+        elif worker is not first and is_repeated(worker, said):
+            lines.append(f"cydistrun: rank {worker.rank}: {last_exception(worker.held)}")
+            worker.errors.drop()
+        else:
+            worker.errors.release()
     if early := [worker.rank for worker in workers if worker.code == 0 and _misses(said, worker)]:
         lines.append(
             f"cydistrun: {listed('rank', early)} had ended before it, with exit code 0, and others "

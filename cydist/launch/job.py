@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cydist import config
 from cydist.errors import RendezvousError, counted, listed
 from cydist.launch.environment import new_generation
 from cydist.launch.failures import (
@@ -98,6 +99,7 @@ class Job:
         self._deadline: float | None = None
         self._now = time.monotonic()
         self._first: Worker | None = None
+        self._said = ""  # the account of its failure, once that is printed
         self._told_of: Worker | None = None  # the failure that the other launchers know
         self._hosts: Launchers | None = None  # of a job over several hosts
         self._not_met: RendezvousError | None = None  # why the launchers do not meet
@@ -148,9 +150,10 @@ class Job:
             if self.abandoned or self.stopped_by is not None:
                 break
             if self._first is None:
+                self._release()
                 return 0
-            said = account(self._first)
-            self._print(said + aftermath(self._first, self._workers, said))
+            said = self._report_first()
+            self._print(aftermath(self._first, self._workers, said))
             for worker in self._workers:
                 worker.close()
             if number < self.options.max_restarts:
@@ -162,10 +165,25 @@ class Job:
                 if self.abandoned or self.stopped_by is not None:
                     break
         if (code := self._interrupted()) is not None:
+            self._release()
             return code
         assert self._first is not None
         assert self._first.code is not None
         return exit_code(self._first.code)
+
+    def _report_first(self) -> str:
+        """Print the account of the first failure, once; return it."""
+        assert self._first is not None
+        if not self._said:
+            self._said = account(self._first)
+            self._print(self._said)
+        return self._said
+
+    def _release(self) -> None:
+        """Print the tracebacks that are held, but for one that was shown."""
+        for worker in self._workers:
+            if worker.errors is not None and not (self._said and worker is self._first):
+                worker.errors.release()
 
     def _interrupted(self) -> int | None:
         """Return the exit code if a signal or the death of the outer process ended the job."""
@@ -183,8 +201,10 @@ class Job:
                 self._run_generation(number, hosts.sizes)
                 self._tell_outcome(hosts)
             if (code := self._interrupted()) is not None:
+                self._release()
                 return code
             if hosts.finished:
+                self._release()
                 return 0
             assert hosts.verdict is not None
             self._report_verdict(hosts.verdict)
@@ -262,6 +282,7 @@ class Job:
     def _run_generation(self, number: int, sizes: tuple[int, ...]) -> None:
         """Start all workers, and return when they and all their descendants have ended."""
         self._stage, self._deadline, self._first = JobStage.RUNNING, None, None
+        self._said = ""
         if number == 0:
             self._on_start()
         generation = new_generation(self.options, number, sizes, self._secret)
@@ -336,6 +357,7 @@ class Job:
         ):
             self._choose()
             if self._hosts is None:
+                self._report_first()
                 self._stop(signal.SIGTERM)
             else:
                 self._enter(JobStage.REPORTED, REPORTED_SECONDS)
@@ -431,6 +453,8 @@ class Job:
                 if worker.code and not worker.told and self.options.keep_going:
                     how = pretty_exit(worker.code)
                     self._print(f"cydistrun: rank {worker.rank} {how}; the others go on\n")
+                    if worker.errors is not None:
+                        worker.errors.stop_holding()
 
     def _pause(self, seconds: float) -> None:
         """Wait before a restart; a signal ends it."""
@@ -450,7 +474,10 @@ class Job:
             if stream == 2:
                 sinks.append(lambda data: worker.tail.add(data, self._now))
             prefix = console.prefix(worker.rank) if self.options.prefix else b""
-            lines = Lines(prefix, console) if shown else None
+            holds = stream == 2 and config.TRACEBACK.get().strip().lower() != "full"
+            lines = Lines(prefix, console, holds=holds) if shown else None
+            if stream == 2:
+                worker.errors = lines
             logged = stream in worker.logs
             self._output.add(OutputStream(fd, sinks, lines, console, logged=logged))
 

@@ -7,8 +7,10 @@ progress bar's, is reduced to its last state; on a terminal the bar is live.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +19,7 @@ from cydist.launch.console import Console, consoles
 # Longer lines are cut, so that output without line ends cannot fill the memory.
 LONGEST_LINE_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
+HOLD_SECONDS = 1.0  # a process that ends by an exception mostly does so within this time
 TRACEBACK = b"Traceback (most recent call last)"
 
 
@@ -62,29 +65,85 @@ class Tail:
 
 
 class Lines:
-    """Cuts one worker's stream into lines and hands them to a console."""
+    """Cuts one worker's stream into lines and hands them to a console.
 
-    def __init__(self, prefix: bytes, console: Console) -> None:
+    Args:
+        holds: Whether a traceback waits for a moment. If its process ends by it, the launcher shows
+            it, or says what it was.
+    """
+
+    def __init__(self, prefix: bytes, console: Console, *, holds: bool = False) -> None:
         self._prefix = prefix
         self._console = console
         self._rest = b""
+        self._holds = holds
+        self._held = b""  # lines from the beginning of a traceback
+        self._held_until = math.inf
 
     def add(self, data: bytes) -> None:
         """Pass on the lines that `data` completes."""
         data = self._rest + data
         whole, newline, self._rest = data.rpartition(b"\n")
         if newline:
-            self._console.write(self._prefixed(whole))
+            self._write(whole)
         if len(self._rest) > LONGEST_LINE_BYTES:
-            self.end()
-        self._console.draft(self, self._prefix, self._rest)
+            self._end_line()
+        self._console.draft(self, self._prefix, b"" if self._held else self._rest)
 
     def end(self) -> None:
-        """Pass on a last line that has no line end."""
-        if self._rest:
-            self._console.write(self._prefixed(self._rest))
-            self._rest = b""
+        """Pass on a last line that has no line end. What is held stays so until `release`."""
+        self._end_line()
         self._console.draft(self, self._prefix, b"")
+        self._held_until = math.inf
+
+    def _end_line(self) -> None:
+        if self._rest:
+            self._write(self._rest)
+            self._rest = b""
+
+    def _write(self, whole: bytes) -> None:
+        """Pass on whole lines, or hold them."""
+        if not self._held and self._holds:
+            start = 0 if whole.startswith(TRACEBACK) else whole.find(b"\n" + TRACEBACK) + 1
+            if start or whole.startswith(TRACEBACK):
+                self._held = whole[start:]
+                self._held_until = time.monotonic() + HOLD_SECONDS
+                whole = whole[: max(0, start - 1)]
+                if not start:
+                    return
+        elif self._held:
+            self._held += b"\n" + whole
+            if len(self._held) > TAIL_BYTES:
+                self.release()
+            return
+        self._console.write(self._prefixed(whole))
+
+    @property
+    def held(self) -> list[bytes]:
+        """Return the lines that are held."""
+        return self._held.split(b"\n") if self._held else []
+
+    @property
+    def held_until(self) -> float:
+        """Return the monotonic time at which held lines must be passed on: their process goes on,
+        and so may have caught the exception. inf: they wait for `release` or `drop`."""
+        return self._held_until
+
+    def release(self) -> None:
+        """Pass on what is held."""
+        held = self._held
+        self.drop()
+        if held:
+            self._console.write(self._prefixed(held))
+
+    def drop(self) -> None:
+        """Forget what is held, because the launcher has shown it."""
+        self._held, self._held_until = b"", math.inf
+
+    def stop_holding(self) -> None:
+        """Pass on what is held, and from now on everything at once."""
+        self._holds = False
+        self.release()
 
     def _prefixed(self, whole: bytes) -> bytes:
         if b"\r" in whole:
@@ -141,6 +200,14 @@ class OutputStream:
         if self._lines is not None:
             self._lines.add(data)
         return True
+
+    def release_if_due(self) -> float:
+        """Pass on lines that were held long enough; return when others are due."""
+        if self._lines is None:
+            return math.inf
+        if self._lines.held_until <= time.monotonic():
+            self._lines.release()
+        return self._lines.held_until
 
     def close(self) -> None:
         """Pass on the last, unfinished line."""
@@ -211,6 +278,8 @@ class OutputStreams:
                 self._read_when_ready(fd)
             if stream.held:
                 waits.append(stream.console.stalls_at)
+            if (due := stream.release_if_due()) < math.inf:
+                waits.append(due)
         for console in set(self.consoles.values()):
             waiting = console.fileno() in registered
             if console.pending and not waiting:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from cydist import config
 from cydist.launch.environment import Generation, secret_pipe, worker_environment
 from cydist.launch.options import STREAMS, LaunchOptions
-from cydist.launch.output import LogFile, Tail
+from cydist.launch.output import Lines, LogFile, Tail
 from cydist.launch.processes import die_with
 from cydist.net.secret import descriptor_text
 
@@ -28,6 +28,7 @@ class Worker:
         pipes: {stream: the launcher's end}, for streams that pass through the launcher.
         logs: {stream: file}; written by the worker itself if the stream is not in `pipes`.
         tail: The end of its stderr, if that goes through a pipe.
+        errors: The lines of its stderr on the console; None: they are not shown.
         told: Whether the launcher told it to end; its end is then not its own failure.
         code: Its exit status as subprocess gives it, None while it runs.
         ended: Time of its end, on the launcher's clock.
@@ -40,6 +41,7 @@ class Worker:
         self.pipes: dict[int, int] = {}
         self.logs: dict[int, LogFile] = {}
         self.tail = Tail()
+        self.errors: Lines | None = None
         self.error_file = ""
         self.told = False
         self.code: int | None = None
@@ -126,6 +128,12 @@ class Worker:
             self.told = True
             self.send(number)
             self.send(signal.SIGCONT)
+
+    @property
+    def held(self) -> list[str]:
+        """Return the lines of a traceback that were not shown yet, by which it may have ended."""
+        lines = [] if self.errors is None else self.errors.held
+        return [line.decode(errors="replace") for line in lines]
 
     def last_output(self) -> bytes:
         """Return the end of its stderr, from its pipe or its log file."""

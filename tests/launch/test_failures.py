@@ -42,6 +42,102 @@ def test_traceback_is_repeated(launcher: Launcher) -> None:
     assert "    ValueError: why\n" in summary
 
 
+RAISES = (
+    "import cydist, numpy as np",
+    "cydist.init_process_group('tcp')",
+    "cydist.all_reduce(np.zeros(3))",
+    "if rank == 1:",
+    "    try: raise KeyError('cause')",
+    "    except KeyError as error: raise ValueError('why') from error",
+    "cydist.all_reduce(np.zeros(3))",
+)
+
+
+def test_a_failure_is_shown_once(launcher: Launcher) -> None:
+    """With the exception that caused it; ranks that only learn of it show no traceback."""
+    err = launcher.run("-n", "3", launcher.script(*RAISES)).stderr
+    assert err.count("ValueError: why") == 1
+    assert err.count("KeyError: 'cause'") == 1
+    assert err.count("Traceback") == 2
+    assert "failed first: exit code 1\ncydistrun: the last words of rank 1:\n    Traceback" in err
+
+
+def test_ranks_with_the_same_error_have_a_line_each(launcher: Launcher) -> None:
+    """One traceback, and the message of each other rank."""
+    script = launcher.script(
+        "import cydist, numpy as np",
+        "cydist.init_process_group('tcp')",
+        "cydist.all_reduce(np.zeros(3 + (rank == 1)))",
+    )
+    err = launcher.run("-n", "3", script).stderr
+    assert err.count("Traceback") == 1
+    first = re.search(r"rank (\d) \(local rank .* failed first", err)
+    assert first is not None
+    others = re.findall(r"^cydistrun: rank (\d): cydist.MismatchError: all_reduce #1 ", err, re.M)
+    assert sorted([first[1], *others]) == ["0", "1", "2"]
+
+
+def test_another_error_is_shown_whole(launcher: Launcher) -> None:
+    """Of a rank that fails for a reason of its own."""
+    for name in FIFOS:
+        os.mkfifo(launcher.directory / name)
+    script = launcher.script(
+        "import atexit",
+        "@atexit.register",
+        "def await_the_other():  # which has printed its traceback, too",
+        f"    open('{FIFOS[0]}', 'rw'[rank]).close()",
+        f"    open('{FIFOS[1]}', 'wr'[rank]).close()",
+        "if rank == 0: raise IndexError('another')",
+        "raise ValueError('why')",
+    )
+    err = launcher.run("-n", "2", script).stderr
+    assert err.count("Traceback") == 2
+    assert err.count("ValueError: why") == err.count("IndexError: another") == 1
+
+
+def test_a_traceback_of_a_rank_that_goes_on_is_shown(launcher: Launcher) -> None:
+    """In its place, with the rank's later lines after it, while the rank runs."""
+    os.mkfifo(launcher.directory / "shown")
+    script = launcher.script(
+        "import traceback",
+        "try: raise ValueError('caught')",
+        "except ValueError: traceback.print_exc()",
+        "print('later', file=sys.stderr)",
+        "open('shown').close()",
+    )
+    process = launcher.start("-n", "1", script)
+    assert process.stderr is not None
+    lines = [process.stderr.readline().decode()]
+    while lines[-1] not in ("[0] later\n", ""):
+        lines.append(process.stderr.readline().decode())
+    assert lines[0] == "[0] Traceback (most recent call last):\n"
+    assert lines[-2:] == ["[0] ValueError: caught\n", "[0] later\n"]
+    (launcher.directory / "shown").open("w").close()
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_logged_traceback_at_the_end_is_shown(launcher: Launcher, code: int) -> None:
+    """Of a rank that ends by itself, well or not."""
+    script = launcher.script(
+        "import traceback",
+        "try: raise ValueError('caught')",
+        "except ValueError: traceback.print_exc()",
+        f"sys.exit({code})",
+    )
+    result = launcher.run("-n", "1", script)
+    assert result.returncode == code
+    assert result.stderr.count("ValueError: caught") == 1
+
+
+def test_full_tracebacks(launcher: Launcher) -> None:
+    """With CYDIST_TRACEBACK=full every rank's output is shown as it comes."""
+    env = {"CYDIST_TRACEBACK": "full"}
+    err = launcher.run("-n", "3", launcher.script(*RAISES), env=env).stderr
+    assert "\n[1] ValueError: why\n" in err
+    assert "\n    ValueError: why\n" in err
+
+
 def test_cause_comes_before_its_consequence(launcher: Launcher) -> None:
     """A rank that raised first but took longer to end than the rank that noticed is the cause."""
     for name in FIFOS:
