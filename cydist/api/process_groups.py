@@ -695,10 +695,7 @@ def get_pg_count() -> int:
     """Return how many groups this rank is in.
 
     Returns:
-        The number of groups, the default group among them.
-
-    Raises:
-        ValueError: There is no default group.
+        The number of groups, the default group among them; 0 before init_process_group.
 
     Examples:
         >>> before = dist.get_pg_count()
@@ -706,7 +703,8 @@ def get_pg_count() -> int:
         >>> dist.get_pg_count() - before
         1
     """
-    return len(current_world().groups)
+    world = _current_world()
+    return 0 if world is None else len(world.groups)
 
 
 def abort(group: AnyGroup = None) -> None:

@@ -108,8 +108,8 @@ def new_subgroups_by_enumeration(
         GroupMember.NON_GROUP_MEMBER, also as the first result.
 
     Raises:
-        ValueError: A rank is in two lists, or `new_group` would not take one of them. Nothing has
-            happened, and you can call it again.
+        ValueError: There is no list, a rank is in two, or `new_group` would not take one of them.
+            Nothing has happened, and you can call it again.
         RendezvousError: The ranks ask for different backends.
 
     Examples:
@@ -119,10 +119,10 @@ def new_subgroups_by_enumeration(
     world = current_world()
     parts = [[index(rank) for rank in part] for part in ranks_per_subgroup_list]
     members = [rank for part in parts for rank in part]
-    if not all(parts) or len(set(members)) != len(members):
+    if not members or not all(parts) or len(set(members)) != len(members):
         raise ValueError(
-            f"new_subgroups_by_enumeration: every list of {parts} needs a rank, and no rank may be "
-            "in two"
+            "new_subgroups_by_enumeration needs lists of ranks, each with a rank and none of them "
+            f"in two, not {ranks_per_subgroup_list!r}"
         )
     if wrong := [rank for rank in members if not 0 <= rank < world.size]:
         raise ValueError(

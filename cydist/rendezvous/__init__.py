@@ -40,8 +40,8 @@ def rendezvous(
 
     Raises:
         TypeError: The URL is no string, at the call.
-        ValueError: Arguments are missing or contradictory; like all others when the triple is
-            taken.
+        ValueError: The URL begins with no known scheme, at the call. Or arguments are missing or
+            contradictory, which is an error when the triple is taken, as all others.
         RendezvousError: Ranks are missing at the timeout; the message names them.
         AuthenticationError: The ranks do not share one secret.
 
@@ -55,13 +55,16 @@ def rendezvous(
     """
     if not isinstance(url, str):
         raise TypeError(f"rendezvous: url must be a string such as 'env://', not {url!r}")
+    from cydist.rendezvous.handlers import known_url  # sockets, which few programs need here
+
+    known_url(url)
     return _met(url, rank, world_size, timeout, group_name)
 
 
 def _met(
     url: str, rank: int, world_size: int, timeout: float | timedelta | None, group_name: str
 ) -> Iterator[tuple[Store, int, int]]:
-    from cydist.rendezvous import handlers  # sockets and cryptography, which few programs need here
+    from cydist.rendezvous import handlers
     from cydist.waiting import DEFAULT_TIMEOUT
 
     limit = DEFAULT_TIMEOUT if timeout is None else timeout

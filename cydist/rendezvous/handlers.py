@@ -139,7 +139,7 @@ def rendezvous(
     if backend == "mpi" and world_size == 0 and store is None:
         rank = world_size = -1  # torch's placeholders: MPI's launcher numbers the ranks
     deadline = time.monotonic() + duration(timeout)
-    url = None if init_method is None else _split(init_method)
+    url = None if init_method is None else known_url(init_method)
     with ExitStack() as shared_stores:
         call = _InitArguments(
             url, _given(rank), _given(world_size), group_name, deadline, shared_stores
@@ -158,11 +158,7 @@ def rendezvous(
             return check_in(
                 found, here, size, deadline=deadline, group_name=group_name, backend=backend
             )
-        handler = _HANDLERS.get(scheme)
-        if handler is None:
-            known = ", ".join(f"{name}://" for name in (*_HANDLERS, *_REGISTERED))
-            raise ValueError(f"init_method must begin with {known}, not {init_method!r}")
-        return _check_in_by(_with_query(call), handler, timeout, backend)
+        return _check_in_by(_with_query(call), _HANDLERS[scheme], timeout, backend)
 
 
 def _check_in_by(
@@ -261,10 +257,15 @@ def rendezvous_through(
         return _check_in_by(call, handler, timeout, "")
 
 
-def _split(url: str) -> SplitResult:
+def known_url(url: str) -> SplitResult:
+    """Return the parts of a URL. Raises ValueError if its scheme is unknown."""
     from urllib.parse import urlsplit
 
-    return urlsplit(url)
+    parts = urlsplit(url)
+    if parts.scheme not in _HANDLERS and parts.scheme not in _REGISTERED:
+        known = ", ".join(f"{name}://" for name in (*_HANDLERS, *_REGISTERED))
+        raise ValueError(f"init_method must begin with {known}, not {url!r}")
+    return parts
 
 
 def _given(value: int) -> int | None:

@@ -218,7 +218,7 @@ EXAMPLES: dict[str, tuple[Example, list[Any]]] = {
     "all_to_all": (exchanged, [[c, [[x] for x in c], [[x] for x in c]] for c in COLUMNS]),
     "all_to_all of complex": (exchanged_complex, [[c, [[x] for x in c]] for c in COMPLEX]),
     "all_to_all of uneven parts": (
-        exchanged_unevenly, [[[x for part in u for x in part], u] for u in UNEVEN],
+        exchanged_unevenly, [[[x for part in parts for x in part], parts] for parts in UNEVEN],
     ),
     "DeviceMesh": (of_mesh, [[[2 * (r % 4) + 4], [6 if r < 4 else 22]] for r in range(8)]),
     "init_device_mesh": (of_meshes, [[4, r // 2, r % 2, [1 if r < 2 else 5]] for r in range(4)]),

@@ -76,8 +76,13 @@ def test_lists_of_ranks_are_groups() -> None:
 
 @pytest.mark.parametrize(
     ("lists", "words"),
-    [([[0], [0, 1]], "no rank may be in two"), ([[0], []], "needs a rank"), ([[5]], "not 5")],
-    ids=["twice", "empty", "unknown"],
+    [
+        ([[0], [0, 1]], "none of them in two"),
+        ([[0], []], "each with a rank"),
+        ([], "needs lists of ranks"),
+        ([[5]], "not 5"),
+    ],
+    ids=["twice", "empty", "none", "unknown"],
 )
 def test_wrong_lists_are_refused_before_any_group(lists: list[list[int]], words: str) -> None:
     """The ranks can go on."""

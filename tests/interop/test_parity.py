@@ -25,7 +25,7 @@ PROGRAM = ROOT / "tests/programs/parity.py"
 OURS = ("cydist, torch", "cydist, numpy")
 
 sys.path.insert(0, str(PROGRAM.parent))
-from parity import CASES, EDGES, UNCHECKED_BY_GLOO  # noqa: E402
+from parity import AFTER, CASES, EDGES, UNCHECKED_BY_GLOO  # noqa: E402
 
 # Functions of both libraries without a case, and where they are tested.
 ELSEWHERE = {
@@ -180,7 +180,7 @@ def words(outcome: dict[str, Any]) -> str:
     return f"returns {outcome['returns']}"
 
 
-@pytest.mark.parametrize("call", EDGES)
+@pytest.mark.parametrize("call", [*EDGES, *AFTER])
 def test_edge_calls(edges: dict[str, Any], call: str) -> None:
     """A wrong or unusual call gives the same in both, or the table has what each gives."""
     sides = edges[call]
@@ -196,5 +196,5 @@ def test_edge_calls(edges: dict[str, Any], call: str) -> None:
 
 def test_the_table_has_no_other_calls() -> None:
     """Every row of the table is proven by a test."""
-    assert set(rows()) <= set(EDGES)
+    assert set(rows()) <= {*EDGES, *AFTER}
     assert len(EDGES) >= 64

@@ -415,6 +415,53 @@ dist.PrefixStore('p', None)
 dist.HashStore().get(5)
 dist.HashStore().set('k', 5)
 dist.destroy_process_group('g')
+dist.group.WORLD.allreduce([x])
+dist.group.WORLD.allreduce(x)
+dist.group.WORLD.broadcast([x], 0)
+dist.group.WORLD.barrier()
+dist.group.WORLD.allgather([[x]], [x])
+dist.group.WORLD.allgather([[x], [x]], [x])
+dist.group.WORLD.allreduce([x, x])
+dist.group.WORLD.reduce([x], 0)
+dist.group.WORLD.size()
+dist.group.WORLD.monitored_barrier()
+dist.new_group([0]) == dist.group.WORLD
+dist.all_reduce(x, async_op=True).get_future()
+dist.split_group(None, [])
+dist.new_subgroups(3)
+dist.new_subgroups_by_enumeration([])
+dist.new_subgroups_by_enumeration([[0], [0]])
+dist.init_device_mesh('cpu', (2,))
+dist.init_device_mesh('cpu', (1,), mesh_dim_names=('a', 'b'))
+dist.init_device_mesh('cpu:0', (1,))
+dist.DeviceMesh('cpu', [3])
+dist.supports_complex('SUM')
+dist.set_debug_level(1)
+dist.get_node_local_rank('x')
+dist.breakpoint(7)
+dist.monitored_barrier(timeout=-1)
+dist.TCPStore('127.0.0.1', 0, 1, True, 5)
+dist.TCPStore('127.0.0.1', 'x', 1, True)
+dist.rendezvous(5)
+dist.rendezvous('x://y')
+""".strip().splitlines()
+
+# Calls after destroy_process_group.
+AFTER = """
+dist.destroy_process_group()
+dist.all_reduce(x)
+dist.barrier()
+dist.send(x, 0)
+dist.get_rank()
+dist.get_world_size()
+dist.get_backend()
+dist.new_group()
+dist.is_initialized()
+dist.get_process_group_ranks(None)
+dist.get_pg_count()
+dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 0)])
+dist.monitored_barrier()
+dist.all_gather_object([None], 1)
 """.strip().splitlines()
 
 
@@ -473,9 +520,11 @@ def main() -> None:
                 found[name][side] = outcome(lambda run=run, d=dist, m=make: run(d, m, rank))
             elif side != "gloo" or name not in UNCHECKED_BY_GLOO:
                 found[name][side] = edge(dist, make, name)
-    print("FOUND " + json.dumps(found), flush=True)
     cydist.destroy_process_group()
     torch.distributed.destroy_process_group()
+    for name in AFTER if size == 1 else ():
+        found[name] = {side: edge(dist, make, name) for side, (dist, make) in sides.items()}
+    print("FOUND " + json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
