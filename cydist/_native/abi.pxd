@@ -221,6 +221,8 @@ ctypedef struct Comm:
     void *hosts                 # a Hosts (hierarchy.pxd) where some members share a host; or NULL
     # Whether a member was lost together with its host. NULL: the link knows no hosts.
     bint (*host_is_lost)(const Comm *t, int rank) noexcept nogil
+    # Whether a message to this member needs no new connection. NULL: none ever does, or unknown.
+    bint (*is_connected)(const Comm *t, int rank) noexcept nogil
 
     # Post. The request and its memory stay in place until it is complete or cancelled.
     # Returns OK, or an error (then the request is not posted).

@@ -146,9 +146,13 @@ cdef void poll(ControlPlane *n, Comm *t) noexcept nogil:
 
 cdef bint is_plausible(const ControlMessage *message, const Comm *t, int source) noexcept nogil:
     """Return whether this is a valid message. A broken member may send anything."""
-    return (message.teller == source and 0 <= source < t.size and -1 <= message.peer < t.size
-            and (message.kind == PROBE or (message.kind == FAILED and message.status != CLOSED
-                                           and RAISED <= message.status <= TIMEOUT)))
+    if not (0 <= source < t.size and -1 <= message.peer < t.size):
+        return False
+    if message.kind == PROBE:
+        return message.teller == source
+    # Another member may have passed it on.
+    return (message.kind == FAILED and 0 <= message.teller < t.size and message.teller != t.rank
+            and message.status != CLOSED and RAISED <= message.status <= TIMEOUT)
 
 
 cdef void on_message(ControlPlane *n, Comm *t, const ControlMessage *message) noexcept nogil:
@@ -342,31 +346,36 @@ cdef void record_failure(ControlPlane *n, const ControlMessage *failure) noexcep
 
 cdef void broadcast_failure(ControlPlane *n, Comm *t, ControlMessage *failure) noexcept nogil:
     cdef int64_t until
-    cdef bint known
+    cdef bint sends
     resolve_mismatch(n, t, failure)
     if failure.status == PEER_LOST and failure.peer >= 0 and t.host_is_lost != NULL:
         failure.host_lost = t.host_is_lost(t, failure.peer)
     lock(n)
     record(n, failure)
-    known = n.failure_is_known or n.closed
+    # A rank that was told of it passes it on: a member that waits for this rank may see it leave
+    # before the finder has a connection to that member. Through windows the flags announce it.
+    sends = n.failure_sends == NULL and not n.closed
+    if sends:
+        send_failure(n, t, n.failure_is_known)
     n.failure_is_known = True
-    if not known:
-        send_failure(n, t)
     unlock(n)
-    if not known:
+    if sends:
         until = now_ns() + SEND_FAILURE_NS
         # All waits end at once in a failed group, so poll directly.
         while sends_pending(n, t) and now_ns() < until:
             usleep(PAUSE_US)
 
 
-cdef void send_failure(ControlPlane *n, Comm *t) noexcept nogil:
+cdef void send_failure(ControlPlane *n, Comm *t, bint told) noexcept nogil:
+    """Send it to all members; if this rank was told of it, to those that need no new connection."""
     cdef int i, status
+    if told and (t.is_connected == NULL or load_int(&n.windows_open) != 0):
+        return
     n.failure_sends = <Request *>calloc(t.size, sizeof(Request))
     if n.failure_sends == NULL:
         return
     for i in range(t.size):
-        if i == t.rank:
+        if i == t.rank or (told and (i == n.failure.teller or not t.is_connected(t, i))):
             continue
         address(&n.failure_sends[i], &n.failure, i)
         status = t.send(t, &n.failure_sends[i])

@@ -242,3 +242,30 @@ def test_an_array_that_ranks_share_may_be_reduced(ranks, placement):
     seq = group.seq
     for array in group.each(body):
         assert oracle.same_bits(case.expected(0)[0], array)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row[1] == "leaders"], ids=row_id)
+def test_a_rank_that_leaves_passes_on_why_the_group_failed(row):
+    """The finder's report needs a connection that does not exist yet; those who know it leave."""
+    collective, name = row
+    group = Ranks(4, "shm", [0, 0, 1, 1], unconnected=[(0, 3), (1, 2), (1, 3)])
+    case, other = (Case(collective, 4, count, root=0) for count in (100, 77))
+    if collective == "barrier":
+        other = Case("broadcast", 4, 77, root=0)
+
+    def body(rank):
+        mine, called = (other, "leaders") if rank == 3 else (case, name)
+        native = group.groups[rank]
+        try:
+            mine.run(native, rank, called, 1, TINY, 5.0)
+            Case("barrier", 4, 0).run(native, rank, "leaders", 2, TINY, 5.0)
+        except _native.CallError as error:
+            return native.explain(error).status
+        finally:
+            native.close()
+        return "ok"
+
+    try:
+        assert group.each(body) == ["mismatch"] * 4
+    finally:
+        group.close()

@@ -28,11 +28,13 @@ class Ranks:
     Args:
         hosts: The host of each rank; None: they are on one. Ranks on different hosts share no
             memory, whatever the transport.
+        unconnected: Pairs of ranks, the lower one first, that get no connection.
     """
 
-    def __init__(self, size, transport, hosts=None):
+    def __init__(self, size, transport, hosts=None, unconnected=()):
         self.size = size
         self.seq = 0
+        self.unconnected = unconnected
         self.hosts = hosts or [0] * size
         self.links = self._link(transport)
         self.groups = [
@@ -58,6 +60,8 @@ class Ranks:
         links = [_native.TcpLink(rank, self.size) for rank in range(self.size)]
         for low in range(self.size):
             for high in range(low + 1, self.size):
+                if (low, high) in self.unconnected:
+                    continue
                 ours, theirs = socket.socketpair()
                 links[low].adopt(high, 0, ours.detach(), *KEYS)
                 links[high].adopt(low, 0, theirs.detach(), *KEYS[::-1])

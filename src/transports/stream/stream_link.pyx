@@ -29,7 +29,7 @@ from cydist._native.matching cimport (
     left_over as left_over_in, open_comm,
 )
 from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, create_doorbell
-from cydist._native.stream_send cimport post_send, withdraw_send
+from cydist._native.stream_send cimport is_local, post_send, withdraw_send
 from cydist._native.stream_peers cimport (
     adopt, drop_comm, free_connections, host_answers, leave_link, look_for_silence, mark_lost,
 )
@@ -143,6 +143,17 @@ cdef bint host_vanished(const Net *net, int peer) noexcept nogil:
 
 cdef bint host_is_lost(const Comm *t, int rank) noexcept nogil:
     return host_vanished(<Net *>t.link, t.peers[rank])
+
+
+cdef bint is_connected(const Comm *t, int rank) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef Connection *c
+    cdef bint found
+    pthread_mutex_lock(&net.lock)
+    c = net.connections[t.peers[rank] * net.lanes]
+    found = is_local(net, t.peers[rank]) or (c != NULL and c.state == LIVE and not c.local)
+    pthread_mutex_unlock(&net.lock)
+    return found
 
 
 # Leaving
@@ -279,6 +290,7 @@ cdef class MessageLink(Link):
         t.left_over = left_over
         t.lingers = lingers
         t.host_is_lost = host_is_lost
+        t.is_connected = is_connected
         with nogil:
             pthread_mutex_lock(&self.net.lock)
             status = open_comm(&self.net.queues, t)
