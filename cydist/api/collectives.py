@@ -844,7 +844,7 @@ def barrier(
     Args:
         group: A group from `new_group`; None is the default group.
         async_op: Return a `Work` at once. Leave the arrays alone until its `wait` has returned.
-        device_ids: Taken as torch takes it, for backends with devices; others ignore it.
+        device_ids: Accepted for compatibility with torch. On "nccl" the current device is used.
         timeout: Seconds or a timedelta for this call; None takes the group's.
 
     Returns:

@@ -204,7 +204,7 @@ def init_process_group(
         store: An explicit store, which needs `rank` and `world_size`.
         group_name: Separates jobs that meet at one address or file.
         pg_options: For the backend.
-        device_id: Accepted for compatibility with torch. A backend with devices may use it.
+        device_id: The group's `bound_device_id`, as in torch. Calls use the device of their arrays.
         allow_pickle: Whether object collectives may pickle objects that their own codec cannot
             encode.
         torch: Whether to make torch.distributed's default group, too, of the same ranks and over
@@ -251,7 +251,8 @@ def init_process_group(
     try:
         with ranks_store.report_error(rank):
             tuning_file.share_from_rank_0(ranks_store, rank)
-        world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
+        made = world.make(range(world_size), DEFAULT_GROUP, spec, limit, pg_options)
+        made.bound_device_id = device_id
         if bridge is not None:
             bridge.share(world)
     except BaseException:
@@ -372,7 +373,7 @@ def new_group(
         use_local_synchronization: Only the members call; not on backend "mpi". False: every rank of
             the world calls new_group, in the same order, members or not.
         group_desc: What messages call the group. Its name by default.
-        device_id: Accepted for compatibility with torch.
+        device_id: The group's `bound_device_id`, as in torch. Calls use the device of their arrays.
         sort_ranks: False: group ranks follow the order of `ranks`.
 
     Returns:
@@ -428,6 +429,7 @@ def new_group(
         return GroupMember.NON_GROUP_MEMBER
     made = world.make(members, name, spec, limit, pg_options)
     made.group_desc = group_desc or name
+    made.bound_device_id = device_id
     return made
 
 

@@ -99,7 +99,7 @@ class GroupCalls:
         def destroy(self) -> None: ...
 
     job_store: MembershipStore | None = None  # of the ranks' job; set when a group is made
-    bound_device_id: object = None  # torch's: the device given to init_process_group
+    bound_device_id: object = None  # torch's: the device_id given where the group was made
 
     # Collectives.
 

@@ -40,6 +40,20 @@ def test_init_twice_raises_and_destroy_allows_another(backend):
     assert [1, 1] == run_threads(body, 2, backend)
 
 
+def test_a_group_keeps_the_device_that_it_was_given():
+    """As `bound_device_id`, where torch's users and libraries look for it."""
+
+    def body(rank):
+        dist.destroy_process_group()
+        dist.init_process_group(
+            "inproc", rank=0, world_size=1, store=dist.HashStore(), device_id="cuda:3"
+        )
+        groups = dist.group.WORLD, dist.new_group([0], device_id=7), dist.new_group([0])
+        return [group.bound_device_id for group in groups]
+
+    assert [["cuda:3", 7, None]] == run_threads(body, 1)
+
+
 @pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_group_is_of_its_process(take):
     """Pickling and copying a group say what to send in its place; the group stays usable."""
