@@ -38,7 +38,26 @@ REFUSED = {
     "--virtual-local-rank": "ranks of one host need different LOCAL_RANKs; choose the device in "
     "the script, as with torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
 }
-REFUSED_FLAGS = {"--virtual-local-rank"}  # the others take a value
+# mpirun's, likewise.
+REFUSED_OF_MPIRUN = {
+    "--hostfile": "hosts stand on the command line; give --hosts a:4,b:4",
+    "--bind-to": "ranks are not bound; start each by --no-python taskset or numactl, or let mpirun "
+    "or srun start and bind the ranks",
+    "--map-by": "ranks fill one host after the other; give each host its number with --hosts "
+    "a:4,b:4",
+    "--report-bindings": "ranks are not bound; let mpirun or srun start and bind them",
+    "-x": "ranks of this host have your environment; give --export NAME for those of other --hosts",
+    "--wdir": "ranks start in this directory; change to another first",
+    "--timeout": "a job has no time limit; start it by timeout: timeout 60 cydistrun ...",
+    "--output-filename": "files have other names; give --log-dir DIR",
+    "--tag-output": "each line has its rank already; leave it out",
+    "--timestamp-output": "lines have no time; send the output through ts",
+    "--display-map": "ranks fill one host after the other; print the host's name in the script",
+}
+REFUSED_FLAGS = {  # the others take a value
+    "--virtual-local-rank", "--report-bindings", "--tag-output", "--timestamp-output",
+    "--display-map",
+}  # fmt: skip
 
 
 class ListedHost(NamedTuple):
@@ -183,7 +202,7 @@ def parser() -> Parser:
         help="processes on this host: a number, cpu, gpu, or auto (GPUs if any, else CPUs)",
     )  # fmt: skip
     add(
-        sizes, "--hosts", default="", metavar="HOST:N,...",
+        sizes, "--hosts", "--host", "-H", default="", metavar="HOST:N,...",
         help="hosts, each with its number of processes: start cydistrun on all of them by ssh",
     )  # fmt: skip
     add(
@@ -264,7 +283,7 @@ def parser() -> Parser:
     )  # fmt: skip
     add(out, "--no-prefix", flag=True, help="lines are not prefixed with [rank]")
 
-    same = it.add_argument_group("for torchrun's command lines")
+    same = it.add_argument_group("for command lines of torchrun and mpirun")
     add(same, "--rdzv-backend", default="static", help="static; c10d with one host")
     add(same, "--rdzv-endpoint", default="", help="HOST:PORT, as --master-addr and --master-port")
     add(same, "--rdzv-id", default="", help="exported as CYDIST_RUN_ID")
@@ -274,7 +293,9 @@ def parser() -> Parser:
         help="not needed: workers are programs",
     )  # fmt: skip
     add(same, "--local-addr", default="", help="not needed: ranks find their own address")
-    for name in REFUSED:
+    for name in ("--oversubscribe", "--allow-run-as-root"):
+        add(same, name, flag=True, help="mpirun's; not needed: it is always so")
+    for name in REFUSED | REFUSED_OF_MPIRUN:
         add(same, name, flag=name in REFUSED_FLAGS, help=argparse.SUPPRESS)
 
     it.add_argument("script", help="what to start")
@@ -310,8 +331,9 @@ def parse(argv: Sequence[str], *, passes_local_rank: bool = False) -> LaunchOpti
 
 def resolve(given: argparse.Namespace) -> LaunchOptions:
     """Return the options of one host's launcher. Raises ValueError if they are invalid."""
-    for name, reason in REFUSED.items():
-        if getattr(given, name[2:].replace("-", "_")) not in (None, False, "", "null", "0"):
+    for name, reason in (REFUSED | REFUSED_OF_MPIRUN).items():
+        value = getattr(given, name.lstrip("-").replace("-", "_"))
+        if value not in (None, False, "", "null", "0"):
             raise ValueError(f"{name} is not supported: {reason}")
     nodes = _nodes(given)
     if not 0 <= given.node_rank < nodes:

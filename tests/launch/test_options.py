@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cydist.launch.options import REFUSED, LaunchOptions, parse, parser, which_streams
+from cydist.launch.options import (
+    REFUSED,
+    REFUSED_FLAGS,
+    REFUSED_OF_MPIRUN,
+    LaunchOptions,
+    parse,
+    parser,
+    which_streams,
+)
 
 SCRIPT = os.path.abspath(__file__)
 CPUS = len(os.sched_getaffinity(0))
@@ -339,6 +347,24 @@ def test_every_option_of_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
                 assert ";" in REFUSED[name], name
     assert checked >= 50
     assert refused == set(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED_OF_MPIRUN)
+def test_options_of_mpirun(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each that cydistrun lacks is refused with the reason and the alternative."""
+    value = [] if name in REFUSED_FLAGS else ["60"]
+    with pytest.raises(SystemExit) as end:
+        parse([name, *value, SCRIPT])
+    assert end.value.code == 2
+    assert f"{name} is not supported: {REFUSED_OF_MPIRUN[name]}" in capsys.readouterr().err
+    assert ";" in REFUSED_OF_MPIRUN[name]
+
+
+@pytest.mark.parametrize("name", ["--hosts", "--host", "-H"])
+def test_hosts_as_mpirun_takes_them(name: str) -> None:
+    """With the number of ranks after a colon."""
+    found = parse([name, "a:4,b:2", "--oversubscribe", "--allow-run-as-root", SCRIPT]).hosts
+    assert [(host.name, host.size) for host in found] == [("a", "4"), ("b", "2")]
 
 
 def test_launcher_imports_no_numbers() -> None:
