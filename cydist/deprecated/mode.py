@@ -1,4 +1,4 @@
-"""The way in which the default group was made: as a process group, or for a master and its workers."""
+"""The way the default group was made: as a process group, or for a master and its workers."""
 
 from __future__ import annotations
 
