@@ -10,9 +10,11 @@ job of two ranks.
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import cydist.backends  # noqa: F401  it registers them
+from cydist import errors as _errors
 from cydist._native import Array, asarray
 from cydist.api.coalesced import (
     all_gather_coalesced,
@@ -329,8 +331,28 @@ def _name_as_users_do(found: object) -> None:
         found = getattr(found, "__wrapped__", None)
 
 
+# The modules whose public functions let other ranks wait, or wait for them. Their compiled
+# functions shorten tracebacks themselves.
+_CALLS = {
+    f"cydist.api.{module}"
+    for module in ("coalesced", "collectives", "monitored_barrier", "objects", "p2p",
+                   "process_groups", "shared_arrays", "subgroups")
+}  # fmt: skip
+
+
+def _as_users_see(found: Any, module: str) -> Any:
+    """Return what a name of a module is for users: functions that communicate shorten
+    tracebacks."""
+    communicates = isinstance(found, FunctionType) and module in _CALLS
+    if communicates and not found.__name__.startswith(("get_", "is_")):
+        found = _errors.leaves_cydist(found)
+    _name_as_users_do(found)
+    return found
+
+
 for _name in __all__:
-    _name_as_users_do(globals().get(_name))
+    if (_found := globals().get(_name)) is not None:
+        globals()[_name] = _as_users_see(_found, getattr(_found, "__module__", ""))
 
 if not TYPE_CHECKING:  # otherwise every name would seem to exist
 
@@ -339,8 +361,8 @@ if not TYPE_CHECKING:  # otherwise every name would seem to exist
             return importlib.import_module("cydist.device_mesh")
         for module, names in _LATER.items():
             if name in names:
-                found = globals()[name] = getattr(importlib.import_module(module), name)
-                _name_as_users_do(found)
+                found = _as_users_see(getattr(importlib.import_module(module), name), module)
+                globals()[name] = found
                 return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

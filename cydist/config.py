@@ -115,7 +115,7 @@ TORCH_LOG_LEVEL = Variable(
 TRACEBACK = Variable(
     ("CYDIST_TRACEBACK",),
     "short",
-    "full: tracebacks show all frames of cydist; short: after the program's line at most two",
+    "full: tracebacks show all frames of cydist, and cydistrun those of all ranks; short: few",
 )
 CHECK_NAN = Variable(
     ("CYDIST_CHECK_NAN",),

@@ -32,8 +32,11 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from cydist import config
 
 if TYPE_CHECKING:
     from cydist._native import CallError
@@ -330,16 +333,60 @@ def from_call_error(
     )
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def shorten(error: BaseException, frames: int = 1) -> None:
+    """Cut the traceback of an error that leaves cydist: of the frames after the last one of other
+    code only the first are left, and of a traceback without other code's frames the first.
+
+    Frames of Python's library count as cydist's: they are there because cydist called them.
+
+    Args:
+        frames: How many.
+    """
+    if config.TRACEBACK.get().strip().lower() == "full":
+        return
+    entry = error.__traceback__
+    last, left = None, frames  # the last entry that stays, and how many may follow
+    while entry is not None:
+        module = str(entry.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module != "cydist" and module not in sys.stdlib_module_names:
+            last, left = entry, frames
+        elif left:
+            last, left = entry, left - 1
+        entry = entry.tb_next
+    if last is None:
+        error.__traceback__ = None
+    else:
+        last.tb_next = None
+
+
+def leaves_cydist(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a public function: errors that leave it show the user's line and then itself."""
+
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*arguments, **named)
+        except Exception as error:
+            shorten(error)
+            raise
+
+    call.__code__ = call.__code__.replace(co_name=function.__name__)  # for tracebacks
+    return wraps(function)(call)
+
+
 _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
-def warn_user(text: str) -> None:
-    """Issue a RuntimeWarning at the line that called cydist, however deep this is. On a thread of
-    cydist's own, which no user's line called, it is at the thread's first line."""
+def warn_user(text: str, kind: type[Warning] = RuntimeWarning) -> None:
+    """Issue a warning at the line that called cydist, however deep this is. On a thread of cydist's
+    own, which no user's line called, it is at the thread's first line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, RuntimeWarning, stacklevel=level + 1)
+    warnings.warn(text, kind, stacklevel=level + 1)
 
 
 def counted(number: int, noun: str) -> str:

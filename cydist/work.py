@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cydist.errors import DistTimeoutError
+from cydist.errors import DistTimeoutError, shorten
 from cydist.waiting import LONGEST_TIMEOUT, countdown, seconds, wait_for
 
 if TYPE_CHECKING:
@@ -154,17 +154,21 @@ class Work:
         """
         limit = seconds(timeout, "wait")
         end = math.inf if limit is None else time.monotonic() + limit
-        while True:
-            due = self._due_at
-            first = end if end < due else due
-            try:
-                self._wait(None if first == math.inf else max(0.0, first - time.monotonic()))
-                return True
-            except DistTimeoutError as late:
-                if end < due or self._error is not None:
-                    raise
-                if due == self._due_at:
-                    self._expire(late)  # and `_wait` raises
+        try:
+            while True:
+                due = self._due_at
+                first = end if end < due else due
+                try:
+                    self._wait(None if first == math.inf else max(0.0, first - time.monotonic()))
+                    return True
+                except DistTimeoutError as late:
+                    if end < due or self._error is not None:
+                        raise
+                    if due == self._due_at:
+                        self._expire(late)  # and `_wait` raises
+        except Exception as error:
+            shorten(error)
+            raise
 
     def synchronize(self) -> None:
         """Block the calling thread until the call is complete, whatever the backend.

@@ -1,4 +1,4 @@
-"""The fast path of a message; see the body. False: take the general path, nothing has happened."""
+"""The fast path of a message; it returns what fast_collectives.pxd says."""
 
-cpdef bint send(object tensor, object dst, object group, object tag) except -1
-cpdef bint recv(object tensor, object src, object group, object tag) except -1
+cpdef int send(object tensor, object dst, object group, object tag) except -1
+cpdef int recv(object tensor, object src, object group, object tag) except -1

@@ -10,7 +10,6 @@ import atexit
 import importlib
 import sys
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cydist import config, logs
 from cydist._native import arm_failpoint, fast_collectives, use_isa
 from cydist.api import torch_hints
-from cydist.errors import DistBackendError, GroupFailedError
+from cydist.errors import DistBackendError, GroupFailedError, warn_user
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import DEFAULT_GROUP, World, typed_errors
@@ -57,7 +56,7 @@ class NonMember:
         """Warn, once for each kind of call, that the call does nothing here."""
         if name not in self._warned:
             self._warned.add(name)
-            warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=4)
+            warn_user(f"{name} on a group that this rank is not in does nothing", UserWarning)
 
 
 class _GroupMeta(type):

@@ -6,7 +6,10 @@ as the rest of the call. The general path defines what they do: see `fast_path`.
 """
 from functools import update_wrapper
 
+from cydist.errors import shorten
+
 from cydist._native.fast_collectives cimport (
+    DONE, FAILED, kept_failure,
     all_gather_into_tensor as fast_all_gather, all_reduce as fast_all_reduce,
     all_to_all_single as fast_all_to_all, barrier as fast_barrier,
     broadcast as fast_broadcast, exscan as fast_exscan, gather as fast_gather,
@@ -39,14 +42,40 @@ def fast_path(object function not None):
     The result has the function's signature and docstring.
     """
     name = function.__name__
-    general_paths[name] = function
+    general_paths[name] = GeneralPath(function)
     return update_wrapper(by_name[name], function)
+
+
+cdef class GeneralPath:
+    """A function of the general path, whose errors show no frames below this one."""
+
+    cdef object function
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *arguments, **named):
+        try:
+            return self.function(*arguments, **named)
+        except Exception as error:
+            shorten(error, 0)
+            # A mere raise would add the former traceback again.
+            raise error
+
+
+cdef inline bint succeeded(int status) except -1:
+    """Return whether the fast path has run the call; raise the exception of a call that failed."""
+    if status == DONE:
+        return True
+    if status == FAILED:
+        raise kept_failure()
+    return False
 
 
 def all_reduce(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
     if timeout is None:
-        if not async_op and fast_all_reduce(tensor, chosen, group):
+        if not async_op and succeeded(fast_all_reduce(tensor, chosen, group)):
             return None
         if (done := stream_all_reduce(tensor, chosen, group, async_op)) is not NOT_FAST:
             return done
@@ -55,7 +84,7 @@ def all_reduce(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, timeout=None):
     if timeout is None and group_src is None:
-        if not async_op and fast_broadcast(tensor, src, group):
+        if not async_op and succeeded(fast_broadcast(tensor, src, group)):
             return None
         if (done := stream_broadcast(tensor, src, group, async_op)) is not NOT_FAST:
             return done
@@ -65,7 +94,7 @@ def broadcast(tensor, src=None, group=None, async_op=False, group_src=None, *, t
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False, *,
                            timeout=None):
     if timeout is None:
-        if not async_op and fast_all_gather(output_tensor, input_tensor, group):
+        if not async_op and succeeded(fast_all_gather(output_tensor, input_tensor, group)):
             return None
         done = stream_all_gather(output_tensor, input_tensor, group, async_op)
         if done is not NOT_FAST:
@@ -77,7 +106,7 @@ def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=Fal
 def reduce_scatter_tensor(output, input, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
     if timeout is None:
-        if not async_op and fast_reduce_scatter(output, input, chosen, group):
+        if not async_op and succeeded(fast_reduce_scatter(output, input, chosen, group)):
             return None
         if (done := stream_reduce_scatter(output, input, chosen, group, async_op)) is not NOT_FAST:
             return done
@@ -88,7 +117,7 @@ def reduce_scatter_tensor(output, input, op=USUAL, group=None, async_op=False, *
 def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None,
                       async_op=False, *, timeout=None):
     if timeout is None and output_split_sizes is None and input_split_sizes is None:
-        if not async_op and fast_all_to_all(output, input, group):
+        if not async_op and succeeded(fast_all_to_all(output, input, group)):
             return None
         if (done := stream_all_to_all(output, input, group, async_op)) is not NOT_FAST:
             return done
@@ -100,7 +129,7 @@ def reduce(tensor, dst=None, op=USUAL, group=None, async_op=False, group_dst=Non
            timeout=None):
     chosen = usual_operation if op is USUAL else op
     if timeout is None and group_dst is None:
-        if not async_op and fast_reduce(tensor, dst, chosen, group):
+        if not async_op and succeeded(fast_reduce(tensor, dst, chosen, group)):
             return None
         if (done := stream_reduce(tensor, dst, chosen, group, async_op)) is not NOT_FAST:
             return done
@@ -109,14 +138,16 @@ def reduce(tensor, dst=None, op=USUAL, group=None, async_op=False, group_dst=Non
 
 def scan(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
-    if not async_op and timeout is None and fast_scan(tensor, chosen, group):
+    if not async_op and timeout is None and succeeded(
+            fast_scan(tensor, chosen, group)):
         return None
     return general_paths["scan"](tensor, chosen, group, async_op, timeout=timeout)
 
 
 def exscan(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
     chosen = usual_operation if op is USUAL else op
-    if not async_op and timeout is None and fast_exscan(tensor, chosen, group):
+    if not async_op and timeout is None and succeeded(
+            fast_exscan(tensor, chosen, group)):
         return None
     return general_paths["exscan"](tensor, chosen, group, async_op, timeout=timeout)
 
@@ -124,7 +155,7 @@ def exscan(tensor, op=USUAL, group=None, async_op=False, *, timeout=None):
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None, *,
            timeout=None):
     if (not async_op and timeout is None and group_dst is None
-            and fast_gather(tensor, gather_list, dst, group)):
+            and succeeded(fast_gather(tensor, gather_list, dst, group))):
         return None
     return general_paths["gather"](
         tensor, gather_list, dst, group, async_op, group_dst, timeout=timeout)
@@ -133,21 +164,21 @@ def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group
 def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None, *,
             timeout=None):
     if (not async_op and timeout is None and group_src is None
-            and fast_scatter(tensor, scatter_list, src, group)):
+            and succeeded(fast_scatter(tensor, scatter_list, src, group))):
         return None
     return general_paths["scatter"](
         tensor, scatter_list, src, group, async_op, group_src, timeout=timeout)
 
 
 def barrier(group=None, async_op=False, device_ids=None, timeout=None):
-    if not async_op and timeout is None and fast_barrier(group):
+    if not async_op and timeout is None and succeeded(fast_barrier(group)):
         return None
     return general_paths["barrier"](group, async_op, device_ids, timeout)
 
 
 def send(tensor, dst=None, group=None, tag=0, group_dst=None, *, timeout=None):
     if timeout is None and group_dst is None:
-        if fast_send(tensor, dst, group, tag):
+        if succeeded(fast_send(tensor, dst, group, tag)):
             return None
         if stream_send(tensor, dst, group, tag, False) is not NOT_FAST:
             return None
@@ -156,7 +187,7 @@ def send(tensor, dst=None, group=None, tag=0, group_dst=None, *, timeout=None):
 
 def recv(tensor, src=None, group=None, tag=0, group_src=None, *, timeout=None):
     if timeout is None and group_src is None:
-        if fast_recv(tensor, src, group, tag):
+        if succeeded(fast_recv(tensor, src, group, tag)):
             return src
         if stream_recv(tensor, src, group, tag, False) is not NOT_FAST:
             return src

@@ -2,13 +2,17 @@
 
 Most calls are of this kind, and small ones should cost no more than their checks. So decisions that
 do not change (the group, the algorithm, the reduction's loop) are looked up here, and nothing is
-allocated. A function returns False for other calls and for erroneous ones. Then nothing has
-happened, and the general path runs the call or reports the error.
+allocated. A function returns 0 for other calls and for erroneous ones. Then nothing has happened,
+and the general path runs the call or reports the error. It returns DONE if it has run the call, and
+FAILED if that failed: `kept_failure` then returns the exception.
 
 A short call (few bytes, through windows) keeps the GIL as long as it waits no more than a few looks
 at a flag: releasing and taking the GIL costs more. Only a longer wait reads the clock.
 """
 import sys
+from threading import get_ident
+
+from cydist.errors import shorten
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
@@ -215,9 +219,9 @@ cdef inline void prepare(FastCall *b, Group native) noexcept:
     b.timeout = native.timeout
 
 
-cdef bint run_call(object group, Group native, str name, const Choice *kept, FastCall *b, int dtype,
-                   size_t count, int op, int root, size_t nbytes, object one=None,
-                   object other=None) except -1:
+cdef int run_call(object group, Group native, str name, const Choice *kept, FastCall *b, int dtype,
+                  size_t count, int op, int root, size_t nbytes, object one=None,
+                  object other=None) except -1:
     """Run the call, whose blocks and reduction are filled in, and let the next call begin.
 
     Args:
@@ -245,12 +249,36 @@ cdef bint run_call(object group, Group native, str name, const Choice *kept, Fas
         PyEval_RestoreThread(b.thread)
     queue.end()
     error = native.end_call(c, status, one, other)
+    if error is not None:
+        return fail_call(group, queue, name, seq, error)
+    queue.fast_over = True
+    return DONE
+
+
+cdef int fail_call(object group, CallQueue queue, str name, uint64_t seq, object error) except -1:
+    """Fail the group, and keep the exception."""
     try:
-        if error is not None:
-            group.failed_call(name, seq, error)
+        group.failed_call(name, seq, error)
+    except Exception as failed:
+        return keep_failure(failed)
     finally:
         queue.fast_over = True
-    return True
+    return DONE
+
+
+# The exception of a failed call goes past the functions of the fast path to the public one, which
+# raises it, so that tracebacks do not show them. A thread raises it before it does anything else.
+cdef dict kept_failures = {}        # by thread
+
+
+cdef int keep_failure(object error) except -1:
+    shorten(error, 0)
+    kept_failures[get_ident()] = error
+    return FAILED
+
+
+cdef object kept_failure():
+    return kept_failures.pop(get_ident())
 
 
 cdef void cut_blocks(Block *blocks, const NdarrayView *whole, int parts) noexcept:
@@ -261,8 +289,8 @@ cdef void cut_blocks(Block *blocks, const NdarrayView *whole, int parts) noexcep
         blocks[i] = Block(whole.ptr + i * each, each)
 
 
-cdef inline bint run_on_array(str name, int collective, object tensor, object given_root, object op,
-                              object group) except -1:
+cdef inline int run_on_array(str name, int collective, object tensor, object given_root, object op,
+                             object group) except -1:
     """Run a call on one array that has the same size on all ranks. `root` and `op` mean nothing
     for a call that has none."""
     cdef bint rooted = collective == BROADCAST or collective == REDUCE
@@ -295,27 +323,27 @@ cdef inline bint run_on_array(str name, int collective, object tensor, object gi
                     tensor)
 
 
-cpdef bint all_reduce(object tensor, object op, object group) except -1:
+cpdef int all_reduce(object tensor, object op, object group) except -1:
     """Run cydist.all_reduce."""
     return run_on_array("all_reduce", ALL_REDUCE, tensor, None, op, group)
 
 
-cpdef bint broadcast(object tensor, object src, object group) except -1:
+cpdef int broadcast(object tensor, object src, object group) except -1:
     """Run cydist.broadcast."""
     return run_on_array("broadcast", BROADCAST, tensor, src, None, group)
 
 
-cpdef bint reduce(object tensor, object dst, object op, object group) except -1:
+cpdef int reduce(object tensor, object dst, object op, object group) except -1:
     """Run cydist.reduce."""
     return run_on_array("reduce", REDUCE, tensor, dst, op, group)
 
 
-cpdef bint scan(object tensor, object op, object group) except -1:
+cpdef int scan(object tensor, object op, object group) except -1:
     """Run cydist.scan."""
     return run_on_array("scan", SCAN, tensor, None, op, group)
 
 
-cpdef bint exscan(object tensor, object op, object group) except -1:
+cpdef int exscan(object tensor, object op, object group) except -1:
     """Run cydist.exscan."""
     return run_on_array("exscan", EXSCAN, tensor, None, op, group)
 
@@ -324,8 +352,8 @@ cdef enum:
     MOST_LISTED = 64            # arrays of a list: all pairs are compared
 
 
-cdef bint run_on_list(str name, int collective, object tensor, object arrays, object given_root,
-                      object group) except -1:
+cdef int run_on_list(str name, int collective, object tensor, object arrays, object given_root,
+                     object group) except -1:
     """Run a call on this rank's array and, on the root, a list with one array per rank."""
     cdef NdarrayView own, each
     cdef Block block
@@ -375,17 +403,17 @@ cdef bint run_on_list(str name, int collective, object tensor, object arrays, ob
                     own.nbytes * native.comm.size, tensor, arrays)
 
 
-cpdef bint gather(object tensor, object arrays, object dst, object group) except -1:
+cpdef int gather(object tensor, object arrays, object dst, object group) except -1:
     """Run cydist.gather."""
     return run_on_list("gather", GATHER, tensor, arrays, dst, group)
 
 
-cpdef bint scatter(object tensor, object arrays, object src, object group) except -1:
+cpdef int scatter(object tensor, object arrays, object src, object group) except -1:
     """Run cydist.scatter."""
     return run_on_list("scatter", SCATTER, tensor, arrays, src, group)
 
 
-cpdef bint all_gather_into_tensor(object output, object input, object group) except -1:
+cpdef int all_gather_into_tensor(object output, object input, object group) except -1:
     """Run cydist.all_gather_into_tensor."""
     cdef NdarrayView small, large
     chosen = resolve_group(group)
@@ -409,7 +437,7 @@ cpdef bint all_gather_into_tensor(object output, object input, object group) exc
                     OP_NONE, -1, large.nbytes, output, input)
 
 
-cpdef bint reduce_scatter_tensor(object output, object input, object op, object group) except -1:
+cpdef int reduce_scatter_tensor(object output, object input, object op, object group) except -1:
     """Run cydist.reduce_scatter_tensor."""
     cdef NdarrayView small, large
     cdef Reduction r
@@ -437,7 +465,7 @@ cpdef bint reduce_scatter_tensor(object output, object input, object op, object 
                     code, -1, large.nbytes, output, input)
 
 
-cpdef bint all_to_all_single(object output, object input, object group) except -1:
+cpdef int all_to_all_single(object output, object input, object group) except -1:
     """Run cydist.all_to_all_single of vectors that all ranks cut evenly."""
     cdef NdarrayView given, due
     chosen = resolve_group(group)
@@ -463,7 +491,7 @@ cpdef bint all_to_all_single(object output, object input, object group) except -
                     OP_NONE, -1, due.nbytes, output, input)
 
 
-cpdef bint barrier(object group) except -1:
+cpdef int barrier(object group) except -1:
     """Run cydist.barrier."""
     chosen = resolve_group(group)
     cdef Group native = native_of(chosen)

@@ -12,25 +12,25 @@ from cydist._native.control_plane cimport poll_now
 from cydist._native.ndarray_view cimport NdarrayView, view_array
 from cydist._native.p2p cimport ended_message
 from cydist._native.fast_collectives cimport (
-    resolve_group, group_rank_of, native_of, small_int, has_fast_messages,
+    DONE, resolve_group, group_rank_of, keep_failure, native_of, small_int, has_fast_messages,
 )
 from cydist._native.sync cimport load_int
 
 cdef enum:
     SHORT_NS = 20000000         # a longer wait is recorded, for ranks that query it
 
-cpdef bint send(object tensor, object dst, object group, object tag) except -1:
+cpdef int send(object tensor, object dst, object group, object tag) except -1:
     """Run cydist.send."""
     return send_or_recv("send", tensor, dst, group, tag, True)
 
 
-cpdef bint recv(object tensor, object src, object group, object tag) except -1:
+cpdef int recv(object tensor, object src, object group, object tag) except -1:
     """Run cydist.recv from a named rank."""
     return send_or_recv("recv", tensor, src, group, tag, False)
 
 
-cdef bint send_or_recv(str name, object tensor, object peer, object group, object tag,
-                       bint sending) except -1:
+cdef int send_or_recv(str name, object tensor, object peer, object group, object tag,
+                      bint sending) except -1:
     cdef NdarrayView p
     cdef Request r
     cdef Fingerprint f
@@ -50,7 +50,7 @@ cdef bint send_or_recv(str name, object tensor, object peer, object group, objec
     # A control message that has been received is no longer in any ring.
     if (native.comm.at_once != NULL and load_int(&native.control_plane.receive.status) == PENDING
             and native.comm.at_once(&native.comm, &r, sending) == OK):
-        return True
+        return DONE
     cdef bint group_failed = False
     native.running += 1
     cdef int status = run_message(chosen, native, name, &r, sending, &group_failed)
@@ -60,8 +60,11 @@ cdef bint send_or_recv(str name, object tensor, object peer, object group, objec
     native.running -= 1
     native.leave_comm()
     if status != OK:
-        fail_message(chosen, native, name, &r, &f, status, group_failed)
-    return True
+        try:
+            fail_message(chosen, native, name, &r, &f, status, group_failed)
+        except Exception as error:
+            return keep_failure(error)
+    return DONE
 
 
 cdef inline void set_request(Request *r, Fingerprint *f, const NdarrayView *p, int rank,

@@ -11,7 +11,9 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from cydist._native.fast_collectives cimport all_reduce as fast_all_reduce
+from cydist._native.fast_collectives cimport (
+    DONE, FAILED, all_reduce as fast_all_reduce, kept_failure,
+)
 
 cdef extern from "<malloc.h>" nogil:
     size_t malloc_usable_size(void *)
@@ -93,4 +95,8 @@ def all_reduce(object tensors, object options, object group) -> bool:
     cdef unsigned char *value = object_bytes(options)
     if value == NULL or value[async_at] != 0 or (<int64_t *>(value + timeout_at))[0] != -1:
         return False
-    return fast_all_reduce((<list>tensors)[0], (<list>operations)[value[op_at]], group)
+    cdef int status = fast_all_reduce(
+        (<list>tensors)[0], (<list>operations)[value[op_at]], group)
+    if status == FAILED:
+        raise kept_failure()
+    return status == DONE
