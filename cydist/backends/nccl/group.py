@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cydist._native import CallRecord
 from cydist.backends.host.chunking import adjacent
 from cydist.backends.nccl import plans
+from cydist.backends.nccl.binding import version_text
 from cydist.backends.nccl.bootstrap import HostExchange, current_gpu, join, store_exchange
 from cydist.backends.nccl.enqueue import StreamEnqueuer, fast_enqueuer
 from cydist.backends.nccl.failure import FailureHandler
@@ -105,6 +106,14 @@ class NcclGroup(ProcessGroup):
         self._fast_enqueuer = fast_enqueuer(self, comm, self.streams, self.failures)
         slow = self.enqueuer.blocking_wait or self.checks is not None
         self.fast_streams = None if slow else self._fast_enqueuer
+
+    def chosen(self) -> dict[str, str]:
+        of_host = self.host.chosen()
+        return {
+            "transport": f"NCCL {version_text(self.binding.version())}",
+            "hosts": of_host.get("hosts", ""),
+            "control messages": of_host["transport"],
+        }
 
     # Groups by kind of memory.
 

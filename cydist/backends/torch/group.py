@@ -115,6 +115,9 @@ class TorchGroup(ProcessGroup):
         self._numbers = count()
         _groups.add(self)
 
+    def chosen(self) -> dict[str, str]:
+        return {"transport": f"torch's {self.backend.partition(':')[2]}"}
+
     # The end of the group.
 
     def fail(self, error: BaseException, call: str = "") -> None:

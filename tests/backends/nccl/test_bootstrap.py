@@ -110,3 +110,16 @@ def test_a_unique_id_is_in_no_store_that_others_can_read(
     assert len(ids) == 1
     assert written
     assert not any(ids[0] in value for value in written.values())
+
+
+def test_what_was_chosen(gpu_jobs: Any) -> None:
+    """A group says for logs which NCCL it uses, and how its host group talks."""
+
+    def body(rank: int) -> dict[str, str]:
+        group = dist.group.WORLD
+        assert group is not None
+        return group.for_device("cuda").chosen()
+
+    for chosen in gpu_jobs.get(2).run(body):
+        assert chosen["transport"].startswith("NCCL 2.")
+        assert chosen["control messages"] == "shared memory"

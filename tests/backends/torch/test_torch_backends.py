@@ -365,3 +365,14 @@ def test_ranks_may_be_interrupted_die_and_leave(tmp_path: Path, end: str) -> Non
     else:
         assert result.returncode == 0, said
         assert result.stdout.count("leaving") == 2, said
+
+
+def test_what_was_chosen() -> None:
+    """A group says for logs whose transport it uses."""
+
+    def body(rank: int) -> dict[str, str]:
+        group = dist.group.WORLD
+        assert group is not None
+        return group.chosen()
+
+    assert run_threads(body, 2, NAME) == [{"transport": "torch's gloo"}] * 2
