@@ -220,10 +220,10 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("collective", "cydist/__init__.py"): lambda name: name in cydist.__all__,
     ("collective", "src/fastpath/fast_api.pyx"): defines("src/fastpath/fast_api.pyx", **SINGLE),
     ("collective", "src/fastpath/fast_collectives.pyx"): lambda name: has(
-        "src/fastpath/fast_collectives.pyx", rf"^cpdef bint {SINGLE.get(name, name)}\("
+        "src/fastpath/fast_collectives.pyx", rf"^cpdef int {SINGLE.get(name, name)}\("
     ),
     ("collective", "cydist/_native/fast_collectives.pxd"): lambda name: has(
-        "cydist/_native/fast_collectives.pxd", rf"^cpdef bint {SINGLE.get(name, name)}\("
+        "cydist/_native/fast_collectives.pxd", rf"^cpdef int {SINGLE.get(name, name)}\("
     ),
     ("collective", "cydist/_native/fast_collectives.pyi"): defines(
         "cydist/_native/fast_collectives.pyi", **SINGLE
