@@ -270,6 +270,7 @@ class GroupCalls:
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
+        timeout: Timeout = None,
     ) -> Work:
         """Send one part of an array to each rank: see `all_to_all_single`.
 
@@ -279,13 +280,14 @@ class GroupCalls:
             output_split_sizes: Rows from each rank; None or empty: even.
             input_split_sizes: Rows for each rank; None or empty: even.
             opts: AllToAllOptions.
+            timeout: Of this call, without AllToAllOptions.
 
         Returns:
             A `Work`.
         """
         return _start(
             "all_to_all_single", output, input, output_split_sizes, input_split_sizes, group=self,
-            options=_options(opts), result=[output],
+            options=_options(opts, timeout), result=[output],
         )  # fmt: skip
 
     def broadcast(

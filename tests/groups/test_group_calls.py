@@ -130,7 +130,7 @@ CALLS: dict[str, tuple[Call, list[list[int]]]] = {
         into(2, lambda g, out, r: g.alltoall(out, [one(r), one(r + 4)])), [[1, 2], [5, 6]]
     ),
     "alltoall_base": (
-        concatenated(lambda g, x, r: g.alltoall_base(x, np.array([r, r + 4]), [], [])),
+        concatenated(lambda g, x, r: g.alltoall_base(x, np.array([r, r + 4]), [], [], timeout=30)),
         [[0, 1], [4, 5]],
     ),
     "_allgather_base": (concatenated(lambda g, x, r: g._allgather_base(x, one(r))), [[1, 2]] * 2),
