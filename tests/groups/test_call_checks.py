@@ -159,6 +159,21 @@ def test_the_others_of_a_mismatch(backend: str) -> None:
     assert run_threads(body, RANKS, backend) == [(1,), (0, 2), (1,)]
 
 
+@pytest.mark.usefixtures("detail")
+def test_devices_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's array is on a GPU: an error on every rank, where the call itself would run."""
+    from fake_gpu_delayed import install
+
+    gpu = install(monkeypatch, "late", 1 << 10)
+
+    def call(rank: int) -> None:
+        dist.all_reduce(gpu.array([1.0], 0) if rank == 1 else np.array([1.0]))
+
+    for message in all_fail("tcp", call, dist.MismatchError):
+        assert "Ranks 0, 2: all_reduce #1 of float64 on cpu at " in message
+        assert "Rank 1: all_reduce #1 of float64 on cuda" in message
+
+
 def before_a_mismatch(make: Callable[[int], object]) -> Callable[[int], Any]:
     """A body that makes calls, and then one in which rank 1 differs; the error."""
 
@@ -454,27 +469,3 @@ def test_gpu_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for message in all_fail("tcp", call, dist.NonFiniteError):
         assert "rank 2's input has nan at index (1,)" in message
-
-
-@pytest.mark.usefixtures("check_nan")
-def test_the_bridge_searches() -> None:
-    """Calls through torch.distributed's groups are searched and compared as well."""
-    torch = pytest.importorskip("torch")
-    from torch_thread_job import Job
-
-    job = Job(2)
-
-    def body(group: Any) -> None:
-        x = torch.ones(2, 3, dtype=torch.bfloat16)
-        if group.rank() == 1:
-            x[1, 2] = float("inf")
-        with pytest.raises(dist.NonFiniteError, match=r"rank 1's input has inf at index \(1, 2\)"):
-            group.allreduce([x]).wait()
-        x = torch.ones(3)
-        group.allreduce([x]).wait()
-        assert x.tolist() == [2, 2, 2]
-
-    try:
-        job.run(body)
-    finally:
-        job.run(lambda group: group.shutdown())

@@ -80,7 +80,9 @@ def test_inputs_are_searched(checked: Job) -> None:
     """Both ranks learn which rank, call and element it is; the group goes on."""
 
     def call(group: Any) -> Any:
-        return group.allreduce([torch.tensor([1.0, float("nan") if group.rank() else 2.0])])
+        x = torch.ones(2, 3, dtype=torch.bfloat16)
+        x[1, 2] = float("inf") if group.rank() == 1 else 1
+        return group.allreduce([x])
 
     for text in errors(checked, call, cydist.NonFiniteError):
-        assert "all_reduce #1 on group '0': rank 1's input has nan at index (1,)" in text
+        assert "all_reduce #1 on group '0': rank 1's input has inf at index (1, 2)" in text
