@@ -14,17 +14,20 @@ from cydist.groups import registry
 from cydist.testing import run_threads
 
 
-@pytest.fixture(params=["cpu", "gpus"])
+@pytest.fixture(params=["cpu", "torch", "gpus"])
 def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the array of an entry: of numpy, or on a GPU of the entry's own."""
+    """Makes the array of an entry: of numpy, of torch, or on a GPU of the entry's own."""
     if request.param == "cpu":
         return lambda values, i: np.array(values)
+    if request.param == "torch":
+        torch = pytest.importorskip("torch")
+        return lambda values, i: torch.tensor(values)
     return install(monkeypatch, "late", 1 << 10).array
 
 
 def read(array: Any) -> list[float]:
     """What is in it, when its stream has come so far."""
-    found: list[float] = (array if isinstance(array, np.ndarray) else array.get()).tolist()
+    found: list[float] = (array.get() if hasattr(array, "get") else array).tolist()
     return found
 
 
