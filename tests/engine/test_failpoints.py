@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from collective_cases import Case, Ranks
 
 from cydist import _native
 
@@ -44,6 +45,18 @@ def test_happens_there_at_its_turn(spec: str, turns: int, code: int) -> None:
     """The process ends where it was told to, at the turn it was told to, or not at all."""
     printed, ended = turns_of(spec)
     assert (len(printed), ended) == (turns, code)
+
+
+def test_a_message_ends_whose_turn_it_is_not() -> None:
+    """Messages are written by halves, so that one can be half written, but to their ends."""
+    group = Ranks(2, "tcp")
+    case = Case("all_reduce", 2, 1000)
+    _native.arm_failpoint("send.mid:kill:1000000")
+    try:
+        case.check(group.run(case, "doubling"))
+    finally:
+        _native.arm_failpoint("")
+        group.close()
 
 
 @pytest.mark.parametrize("spec", ["nowhere:kill", "enter", "enter:sing", "enter:kill:soon", ":"])

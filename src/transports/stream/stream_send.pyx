@@ -117,7 +117,7 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
         if not c.local:
             seal_header(c, header)
     if halved and nbytes != 0:
-        nbytes //= 2
+        nbytes = (nbytes + 1) // 2      # so that a frame ends, if the process does not before
     elif halved:
         header_bytes = (header_bytes + 1) // 2
     if c.local:
