@@ -13,6 +13,7 @@ cdef enum Needs:            # needs of an algorithm; a set of bits
     NATIVE = 16             # a library that has the collective itself
     REACHABLE = 32          # arrays that the other ranks can access
     HOSTS = 64              # several hosts, of which one has several of the group's ranks
+    CONSECUTIVE = 128       # and the ranks on each host are consecutive
     # These two may be missing in a single call, which finds that out itself. Such an algorithm then
     # runs Call.fallback.
     FOUND_IN_CALL = NATIVE | REACHABLE
@@ -58,7 +59,8 @@ cdef int size_class(size_t nbytes) noexcept nogil
 cdef class ChosenAlgorithms:             # shared by groups of one size that offer the same
     cdef Choice rows[COLLECTIVES][SIZE_CLASSES]
     cdef size_t segment_bytes
-    cdef bint for_parts         # every row is filled in that parts of groups need
+    cdef bint for_parts         # it has all rows that parts of groups need, from the first time on
+    cdef bint filled            # and these are of the settings in force
 
 
 # `placement`: of the ranks on hosts; None: they share none.

@@ -15,8 +15,13 @@ ctypedef struct Part:
     size_t segment_bytes
 
 
+cdef enum:
+    LAST_PLACE = -2             # to across_at: of the last member of each host
+
+
 ctypedef struct Hosts:
     int count                   # hosts, numbered by their lowest ranks
+    bint consecutive            # the ranks on each host are consecutive
     int here                    # this rank's
     int lanes                   # the fewest members of a host
     const int *host             # [rank] the host of each member
@@ -50,7 +55,7 @@ cdef inline int member_at(const Hosts *h, int host, int place) noexcept nogil:
 
 
 # Return the part of the member at this place of every host, but of `root` on its host. This rank is
-# one of them. root -1: there is none.
+# one of them. root -1: there is none. place: also LAST_PLACE.
 cdef Part *across_at(Comm *t, int place, int root) noexcept nogil
 
 
@@ -59,6 +64,8 @@ cdef Call call_like(const Call *c) noexcept nogil
 # Run it on a part; `nbytes` is the size of the whole array, or of all blocks together. On failure
 # tell `c` why.
 cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbytes) noexcept nogil
+# Tell `c` how a call on a part ended.
+cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noexcept nogil
 
 # Return a reduction without the last step, and one without the first: a group's result is finished
 # once, where the parts' results come together.

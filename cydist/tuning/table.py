@@ -30,6 +30,7 @@ NATIVE = NEED_BITS["NATIVE"]
 REACHABLE = NEED_BITS["REACHABLE"]
 FOUND_IN_CALL = NEED_BITS["FOUND_IN_CALL"]
 HOSTS = NEED_BITS["HOSTS"]
+CONSECUTIVE = NEED_BITS["CONSECUTIVE"]
 # Collectives by number. The others have no algorithms: they are made of messages.
 COLLECTIVES = tuple(name for name in COLLECTIVE_NAMES if name != "monitored_barrier")
 
@@ -150,10 +151,12 @@ OURS_IN_OPEN_MPI = (
 # above, each does for its part. With 4 and 8 ranks on two cores, on two hosts that were namespaces,
 # leaders took 0.5 to 0.9 of the time of lanes for an all_reduce of 8 bytes to 1 MiB. For an
 # all_gather and a reduce_scatter of 16 KiB and more lanes took 0.4 to 0.8 of that of leaders: each
-# rank sends its own block without a copy. Hosts with more cores gain more from lanes.
+# rank sends its own block without a copy. Hosts with more cores gain more from lanes. The limits of
+# all_to_all, scan and exscan are estimates.
 MOST_OF_LEADERS = {
     "broadcast": 512 * KiB, "all_reduce": 512 * KiB, "reduce": 512 * KiB,
-    "all_gather": 8 * KiB, "reduce_scatter": 8 * KiB,
+    "all_gather": 8 * KiB, "reduce_scatter": 8 * KiB, "all_to_all": 8 * KiB,
+    "scan": 64 * KiB, "exscan": 64 * KiB,
 }  # fmt: skip
 SEVERAL_HOSTS = "on one host there is nothing to measure"
 
@@ -209,6 +212,7 @@ TABLE = (
         for each, most_bytes in MOST_OF_LEADERS.items()
     ),
     *(Rule(each, "lanes", constant=SEVERAL_HOSTS) for each in MOST_OF_LEADERS),
+    *(Rule(each, "leaders", constant=SEVERAL_HOSTS) for each in sorted(UNSIZED)),
     Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
     Rule("broadcast", "tree", most_bytes=512 * KiB),
     Rule("broadcast", "ring"),
@@ -262,6 +266,7 @@ def choose(
     commutative: bool,
     library: str = "",
     hosts: bool = False,
+    consecutive: bool = False,
 ) -> str:
     """Return the name of the algorithm for a call.
 
@@ -271,11 +276,15 @@ def choose(
         even: Whether all ranks know that all blocks have the same size.
         library: The name of the library below that has the group, or "".
         hosts: Whether the ranks are on several hosts, and some of them share one.
+        consecutive: Whether, besides, the ranks on each host are consecutive.
 
     Raises ValueError if CYDIST_ALGORITHM names an unknown algorithm.
     """
     size_class = _size_class(nbytes)
-    return _chosen(collective, size_class, ranks, windows, even, commutative, library, hosts=hosts)
+    return _chosen(
+        collective, size_class, ranks, windows, even, commutative, library, hosts=hosts,
+        consecutive=consecutive,
+    )  # fmt: skip
 
 
 def fallback(
@@ -361,16 +370,17 @@ def _chosen(
     library: str,
     reachable: bool = True,
     hosts: bool = False,
+    consecutive: bool = False,
 ) -> str:
     able = candidates(
         collective, ranks, windows, even=even, commutative=commutative, library=library,
-        reachable=reachable, hosts=hosts,
+        reachable=reachable, hosts=hosts, consecutive=consecutive,
     )  # fmt: skip
     name = forced().get(collective)
     # A forced algorithm that cannot run here leaves the call to the table.
     if name in able:
         return name
-    for rule in rules(collective, ranks, windows, library):
+    for rule in rules(collective, ranks, windows, library, hosts=hosts):
         if rule.fits(size_class, ranks, library) and rule.name in able:
             return rule.name
     raise LookupError(f"no algorithm for {collective} on {ranks} ranks")
@@ -398,6 +408,7 @@ def candidates(
     library: str = "",
     reachable: bool = True,
     hosts: bool = False,
+    consecutive: bool = False,
 ) -> list[str]:
     """Return the names of all algorithms whose needs such a call meets, as far as that is known
     before the call; without those that access arrays unless they are `reachable`."""
@@ -409,6 +420,7 @@ def candidates(
         | (NATIVE if library else 0)
         | (REACHABLE if reachable else 0)
         | (HOSTS if hosts else 0)
+        | (CONSECUTIVE if consecutive else 0)
     )
     return [name for (each, name), needs in NEEDS.items()
             if each == collective and needs & ~offers == 0]  # fmt: skip
@@ -430,11 +442,14 @@ def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
     return int(value)
 
 
-def rules(collective: str, ranks: int, windows: bool, library: str = "") -> list[Rule]:
+def rules(
+    collective: str, ranks: int, windows: bool, library: str = "", *, hosts: bool = False
+) -> list[Rule]:
     """Return the rows in force for a collective: this machine's measurements, then the table.
 
-    Groups of a library have no measurements."""
-    rows = [] if library else [*_tuned.get((collective, ranks, windows), ())]
+    Groups of a library have no measurements. Neither have those on several `hosts`: the
+    measurements are of ranks that are all on one host, or each on one."""
+    rows = [] if library or hosts else [*_tuned.get((collective, ranks, windows), ())]
     rows += [rule for rule in TABLE if rule.collective == collective]
     if config.DETERMINISTIC.is_on() and collective in REDUCING:
         rows = [rule for rule in rows if (collective, rule.name) in ONE_ROUNDING]

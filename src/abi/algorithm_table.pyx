@@ -17,6 +17,7 @@ NEED_BITS = {
     "WINDOWS": WINDOWS, "COMMUTATIVE": COMMUTATIVE, "POWER_OF_TWO": POWER_OF_TWO,
     "EVEN_BLOCKS": EVEN_BLOCKS, "NATIVE": NATIVE, "REACHABLE": REACHABLE,
     "FOUND_IN_CALL": FOUND_IN_CALL, "HOSTS": HOSTS,
+    "CONSECUTIVE": CONSECUTIVE,
 }
 TRAIT_BITS = {"ONE_ROUNDING": ONE_ROUNDING, "ADAPTIVE": ADAPTIVE}
 
@@ -95,6 +96,14 @@ DECLARED = (
     (68, b"lanes", REDUCE, HOSTS | COMMUTATIVE, 0),
     (69, b"lanes", ALL_GATHER, HOSTS, 0),
     (70, b"lanes", REDUCE_SCATTER, HOSTS | COMMUTATIVE, 0),
+    (71, b"leaders", GATHER, HOSTS, 0),
+    (72, b"leaders", SCATTER, HOSTS, 0),
+    (73, b"leaders", ALL_TO_ALL, HOSTS, 0),
+    (74, b"lanes", ALL_TO_ALL, HOSTS, 0),
+    (75, b"leaders", SCAN, HOSTS | CONSECUTIVE, 0),
+    (76, b"leaders", EXSCAN, HOSTS | CONSECUTIVE, 0),
+    (77, b"lanes", SCAN, HOSTS | CONSECUTIVE | COMMUTATIVE, 0),
+    (78, b"lanes", EXSCAN, HOSTS | CONSECUTIVE | COMMUTATIVE, 0),
 )
 
 cdef enum:
@@ -199,13 +208,15 @@ cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native, object p
 
 
 # What hierarchical algorithms run on parts of a group
-cdef tuple ON_PARTS = (BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, GATHER, REDUCE_SCATTER, BARRIER)
+cdef tuple ON_PARTS = (BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER,
+                       ALL_TO_ALL, BARRIER, EXSCAN)
 
 
 cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t segment_bytes):
-    cdef ChosenAlgorithms chosen = choices_for(ranks, windows, False, None)
+    # Not those of a whole group, whose blocks are even where a part's may not be.
+    cdef ChosenAlgorithms chosen = choices_for(ranks, windows, False, "a part")
     cdef int code, k
-    if chosen.for_parts:
+    if chosen.filled:
         return chosen
     for code in ON_PARTS:
         collective = COLLECTIVE_NAMES[code]
@@ -213,7 +224,7 @@ cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t s
             algorithm, fallback = choose(collective, 1 << k, ranks, windows)
             chosen.rows[code][k] = choice_of(collective, code, algorithm, fallback)
     chosen.segment_bytes = segment_bytes
-    chosen.for_parts = True
+    chosen.for_parts = chosen.filled = True
     return chosen
 
 
@@ -221,8 +232,9 @@ def forget_choices():
     """Drop all choices, since the settings have changed; table.py will choose again."""
     cdef ChosenAlgorithms each
     for each in known.values():
-        memset(each.rows, 0, sizeof(each.rows))
-        each.for_parts = False
+        each.filled = False
+        if not each.for_parts:      # where a call finds none; a part's call looks for no other
+            memset(each.rows, 0, sizeof(each.rows))
 
 
 declare(DECLARED)

@@ -85,6 +85,10 @@ cdef Hosts *new_hosts(Comm *t, const int *host_of) noexcept nogil:
         count += 1
         first[count] = k
     made.hosts.count = count
+    made.hosts.consecutive = True
+    for k in range(p):
+        if members[k] != k:
+            made.hosts.consecutive = False
     made.hosts.here = host[t.rank]
     made.hosts.host = host
     made.hosts.place = place
@@ -127,7 +131,9 @@ cdef Part *across_at(Comm *t, int place, int root) noexcept nogil:
     if made.across_place == place and made.across_root == root:
         return &h.across
     for host in range(h.count):
-        rank = root if root >= 0 and h.host[root] == host else member_at(h, host, place)
+        rank = member_at(h, host, members_on(h, host) - 1 if place == LAST_PLACE else place)
+        if root >= 0 and h.host[root] == host:
+            rank = root
         made.across_ranks[host] = rank
         made.across_peers[host] = t.peers[rank]
     lay_part(&h.across, t, h.here, h.count, made.across_peers, made.across_ranks)
@@ -156,6 +162,11 @@ cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbyte
     inner.fallback = choice.fallback
     inner.adaptive = choice.entry.traits & ADAPTIVE
     status = choice.entry.run(&part.comm, inner)
+    tell_end(part, c, inner, status)
+    return status
+
+
+cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noexcept nogil:
     if status != OK:
         c.failed_peer = inner.failed_peer
         if inner.failed_peer >= 0:
@@ -166,7 +177,6 @@ cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbyte
         c.our_bytes = inner.our_bytes
         c.fingerprint = inner.fingerprint
     c.still_accessed = c.still_accessed or inner.still_accessed
-    return status
 
 
 cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil:

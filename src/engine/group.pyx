@@ -20,7 +20,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.array cimport Array
 from cydist._native.algorithm_table cimport (
-    ADAPTIVE, HOSTS, WINDOWS, Choice, choice_of, choices_for, number_of, size_class,
+    ADAPTIVE, CONSECUTIVE, HOSTS, WINDOWS, Choice, choice_of, choices_for, number_of, size_class,
 )
 from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.call_errors cimport keep_still_accessed, recorded_failure
@@ -41,8 +41,9 @@ from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, 
 
 # Importing an algorithm's module gives its rows of the table their functions.
 for algorithm in (
-    "bruck", "departure", "direct", "dissemination", "flat", "halving_doubling", "lanes", "leaders",
-    "linear", "mpi_collectives", "ordered", "pairwise", "ring", "staged", "tree",
+    "bruck", "bundles", "departure", "direct", "dissemination", "flat", "halving_doubling", "lanes",
+    "leaders", "linear", "mpi_collectives", "ordered", "pairwise", "prefixes", "ring", "staged",
+    "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 
@@ -132,6 +133,11 @@ cdef class Group:
         """Return whether the members are on several hosts, and some of them share one."""
         return self.comm.hosts != NULL
 
+    @property
+    def consecutive(self) -> bool:
+        """Return whether they are, and the ranks on each host are consecutive."""
+        return self.comm.hosts != NULL and hosts_of(&self.comm).consecutive
+
     def prepare_parts(self, choose, segment_bytes) -> None:
         """Choose what hierarchical algorithms run on parts of the group. Called after
         `open_windows` and before `keep_choice` or `run`.
@@ -149,7 +155,8 @@ cdef class Group:
         if self.comm.hosts == NULL:
             return None
         local = &hosts_of(&self.comm).local
-        return hosts_of(&self.comm).count, local.comm.size, local.comm.windows != NULL
+        return (hosts_of(&self.comm).count, local.comm.size, local.comm.windows != NULL,
+                self.consecutive)
 
     @property
     def failure_is_known(self) -> bool:
@@ -467,6 +474,8 @@ cdef class Group:
                                            or hosts_of(&self.comm).local.rows == NULL):
             raise ValueError(f"{choice.entry.name.decode()} needs several hosts, one of them with "
                              "several of the group's ranks")
+        if choice.entry.needs & CONSECUTIVE and not self.consecutive:
+            raise ValueError(f"{choice.entry.name.decode()} needs consecutive ranks on each host")
         cdef double numbers[2]
         cdef Reduction reducing
         cdef Call call

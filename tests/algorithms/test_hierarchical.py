@@ -13,7 +13,7 @@ from cydist.tuning import table as tuning_table
 
 ROWS = sorted(row for row, needs in tuning_table.NEEDS.items() if needs & tuning_table.HOSTS)
 REDUCING = [row for row in ROWS if row[0] in tuning_table.REDUCING]
-BLOCKS = [row for row in ROWS if row[0] in ("all_gather", "reduce_scatter")]
+BLOCKS = [row for row in ROWS if row[0] in ("all_gather", "reduce_scatter", "gather", "scatter")]
 # The host of each rank.
 PLACEMENTS = {
     "2+2": [0, 0, 1, 1],
@@ -23,11 +23,23 @@ PLACEMENTS = {
     "2+1+3": [5, 5, 7, 2, 2, 2],
     "2+2+2-mixed": [0, 1, 2, 1, 0, 2],
 }
+CONSECUTIVE = ("2+2", "3+1", "1+3", "2+1+3")
 TRANSPORTS = ["shm", *more("tcp")]  # inside a host
 
 
 def row_id(row):
     return "-".join(row)
+
+
+def placed(rows):
+    """Parametrize by these rows and every placement where each can run."""
+    able = [
+        pytest.param(row, placement, id=f"{row_id(row)}-{placement}")
+        for row in rows
+        for placement in PLACEMENTS
+        if placement in CONSECUTIVE or not tuning_table.NEEDS[row] & tuning_table.CONSECUTIVE
+    ]
+    return pytest.mark.parametrize(("row", "placement"), able)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +74,7 @@ def fresh():
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("row", ROWS, ids=row_id)
+@placed(ROWS)
 def test_every_placement_count_and_root(ranks, row, placement, transport):
     """Any placement of the ranks, any root; no element, fewer than ranks, many segments."""
     collective, name = row
@@ -75,9 +86,7 @@ def test_every_placement_count_and_root(ranks, row, placement, transport):
             case.check(group.run(case, name, segment=4096))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("row", [row for row in ROWS if row[0] not in ("barrier", "broadcast")],
-                         ids=row_id)  # fmt: skip
+@placed([row for row in ROWS if row[0] not in ("barrier", "broadcast", "all_to_all")])
 def test_in_place(ranks, row, placement):
     """An input may be the output, or the output's block that belongs to this rank."""
     collective, name = row
@@ -87,20 +96,31 @@ def test_in_place(ranks, row, placement):
         case.check(group.run(case, name))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("row", BLOCKS, ids=row_id)
+@placed(BLOCKS)
 def test_uneven_blocks(ranks, row, placement):
     """Blocks of any sizes, empty ones too."""
     collective, name = row
     group = ranks(placement, "shm")
     for scale in (1, 1000):
         sizes = [scale * ((7 * r * r + 3) % 23) if r % 3 != 1 else 0 for r in range(group.size)]
+        case = Case(collective, group.size, 0, root=scale % group.size, sizes=sizes)
+        case.check(group.run(case, name))
+
+
+@placed([row for row in ROWS if row[0] == "all_to_all"])
+def test_uneven_all_to_all(ranks, row, placement):
+    """Some pairs of hosts have little for each other and some much, in either direction."""
+    collective, name = row
+    group = ranks(placement, "shm")
+    for scale in (1, 100, 3000):
+        sizes = [[scale * ((5 * a + 3 * b * b) % 19 // 7) for b in range(group.size)]
+                 for a in range(group.size)]  # fmt: skip
+        sizes[0] = [3] * group.size
         case = Case(collective, group.size, 0, sizes=sizes)
         case.check(group.run(case, name))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("row", REDUCING, ids=row_id)
+@placed(REDUCING)
 def test_premul_sum_prepares_every_contribution_once(ranks, row, placement):
     """A host's sum is not multiplied by the factor again."""
     collective, name = row
@@ -110,8 +130,7 @@ def test_premul_sum_prepares_every_contribution_once(ranks, row, placement):
         case.check(group.run(case, name))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("row", REDUCING, ids=row_id)
+@placed([row for row in REDUCING if "scan" not in row[0]])
 def test_avg_divides_once(ranks, row, placement):
     """The sum of all hosts is divided by the number of all ranks."""
     collective, name = row
@@ -143,9 +162,11 @@ def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh, row):
     """Ranks that need the missing one time out, and withdraw what they posted."""
     collective, name = row
     group = fresh("2+2")
-    missing = 3
+    missing = 0 if "scan" in collective else 3
     # Who only sends, as all but the root of a reduce do, does not miss it.
-    case = Case(collective, group.size, 1000, root=0 if collective == "reduce" else missing)
+    case = Case(
+        collective, group.size, 1000, root=0 if collective in ("reduce", "gather") else missing
+    )
 
     def body(rank):
         if rank == missing:
@@ -156,11 +177,13 @@ def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh, row):
             return error.status
         return "ok"
 
-    ended = group.each(body)[:missing]
+    others = [rank for rank in range(group.size) if rank != missing]
+    results = group.each(body)
+    ended = [results[rank] for rank in others]
     assert "timeout" in ended
     # Who only sends to others is done. Some learn the reason from a rank that gave up before.
     assert set(ended) <= {"timeout", "ok", "aborted"}
-    for rank in range(missing):
+    for rank in others:
         group.groups[rank].close()
         assert pending(group.links[rank]) == (0, 0)
 
@@ -205,18 +228,36 @@ def test_without_hierarchy_there_are_no_parts(hosts):
         group.close()
 
 
+def chosen(collective, nbytes, hosts, consecutive):
+    return collective, tuning_table.choose(
+        collective, nbytes, 4, False, even=True, commutative=True, hosts=hosts,
+        consecutive=consecutive,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("nbytes", [8, 1 << 16, 1 << 24])
-@pytest.mark.parametrize("collective", [*tuning_table.MOST_OF_LEADERS, "barrier"])
+@pytest.mark.parametrize("collective", tuning_table.COLLECTIVES[1:])
 def test_hosts_with_several_ranks_are_used(collective, nbytes):
     """The table takes hierarchical algorithms where ranks share hosts, and only there."""
+    assert chosen(collective, nbytes, True, True) in ROWS
+    assert chosen(collective, nbytes, False, False) not in ROWS
 
-    def chosen(hosts):
-        return tuning_table.choose(
-            collective, nbytes, 4, False, even=True, commutative=True, hosts=hosts
-        )
 
-    assert (collective, chosen(True)) in ROWS
-    assert (collective, chosen(False)) not in ROWS
+@pytest.mark.parametrize("collective", tuning_table.COLLECTIVES[1:])
+def test_scans_need_consecutive_ranks(collective):
+    """Other collectives are hierarchical wherever the ranks are."""
+    assert (chosen(collective, 8, True, False) in ROWS) == ("scan" not in collective)
+
+
+def test_rows_measured_on_one_host_do_not_hold_on_several():
+    """What --tune found over TCP on one host leaves hierarchical algorithms alone."""
+    rule = tuning_table.Rule("all_reduce", "ring")
+    tuning_table.use_rules({("all_reduce", 4, False): [rule]}, {})
+    try:
+        assert chosen("all_reduce", 8, False, False) == ("all_reduce", "ring")
+        assert chosen("all_reduce", 8, True, True) == ("all_reduce", "leaders")
+    finally:
+        tuning_table.use_rules({}, {})
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -1,6 +1,7 @@
 """Who sends what to whom between hosts and inside them, checked on paper, to a thousand ranks."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -52,7 +53,8 @@ class HierarchicalSchedule:
     def __init__(self, row, hosts, nbytes, root=0):
         collective, name = row
         self.hosts, self.p = hosts, len(hosts)
-        one = nbytes if collective in ("broadcast", "all_reduce", "reduce") else nbytes // self.p
+        whole = ("broadcast", "all_reduce", "reduce", "scan", "exscan")
+        one = nbytes if collective in whole else nbytes // self.p
         count = one // UNIT
         self.nbytes = count * UNIT * (1 if one == nbytes else self.p)
         scratch = np.zeros(UNIT * count, np.uint8)  # nobody looks at the data
@@ -97,12 +99,22 @@ def recorded(row, placement, nbytes, root):
     return HierarchicalSchedule(row, (PLACEMENTS | LARGE)[placement], nbytes, root)
 
 
+def able(row, placement):
+    """Return whether the row can run there."""
+    hosts = (PLACEMENTS | LARGE)[placement]
+    consecutive = sum(a != b for a, b in itertools.pairwise(hosts)) < len(set(hosts))
+    return consecutive or not tuning_table.NEEDS[row] & tuning_table.CONSECUTIVE
+
+
 CASES = [
     (row, placement, nbytes)
     for row in ROWS
     for placement in PLACEMENTS
     for nbytes in (1 << 15, 1 << 22)
-] + more(*((row, placement, 1 << 22) for row in ROWS for placement in LARGE))
+    if able(row, placement)
+] + more(
+    *((row, placement, 1 << 22) for row in ROWS for placement in LARGE if able(row, placement))
+)
 
 
 def case_id(case):
@@ -136,11 +148,20 @@ LEAST = {
     "all_reduce": lambda n, h: 2 * (h - 1) * n,
     "all_gather": lambda n, h: (h - 1) * n,
     "reduce_scatter": lambda n, h: (h - 1) * n,
+    "scan": lambda n, h: (h - 1) * n,
+    "exscan": lambda n, h: (h - 1) * n,
 }
+LONG = [row for row in ROWS if row[1] == "lanes" and row[0] in LEAST]
 
 
-@pytest.mark.parametrize("placement", [*PLACEMENTS, *more("1024-in-blocks", "1024-round-robin")])
-@pytest.mark.parametrize("row", [row for row in ROWS if row[1] == "lanes"], ids=row_id)
+def placed(rows, placements):
+    """Parametrize by these rows and the placements where each can run."""
+    found = [pytest.param(row, placement, id=f"{row_id(row)}-{placement}")
+             for row in rows for placement in placements if able(row, placement)]  # fmt: skip
+    return pytest.mark.parametrize(("row", "placement"), found)
+
+
+@placed(LONG, PLACEMENTS)
 def test_each_byte_crosses_once_for_each_host_that_needs_it(row, placement):
     """Wherever the ranks are placed, hosts send each other the least that there is to send."""
     found = recorded(row, placement, 8 * MiB, 1)
@@ -148,12 +169,39 @@ def test_each_byte_crosses_once_for_each_host_that_needs_it(row, placement):
     assert least <= sum(found.between_hosts()[0]) <= 1.03 * least
 
 
-@pytest.mark.parametrize("placement", ["2+2", "round-robin", "3+1"])
-@pytest.mark.parametrize("row", [row for row in ROWS if row[1] == "leaders"], ids=row_id)
+@pytest.mark.parametrize("placement", more("1024-in-blocks", "1024-round-robin"))
+@pytest.mark.parametrize("row", LONG, ids=row_id)
+def test_each_byte_crosses_once_among_a_thousand_ranks(row, placement):
+    """The same, far from what can be run here."""
+    if able(row, placement):
+        test_each_byte_crosses_once_for_each_host_that_needs_it(row, placement)
+
+
+def blocks_between(places, root, collective):
+    """Return how many of p * p blocks, or of p, go from one host to another."""
+    p, own = len(places), [places.count(host) for host in places]
+    if collective == "all_to_all":
+        return sum(p - mine for mine in own)
+    return p - own[root]
+
+
+@placed([row for row in ROWS if row[0] in ("gather", "scatter", "all_to_all")], PLACEMENTS)
+@pytest.mark.parametrize("nbytes", [1 << 12, 8 * MiB])
+def test_each_block_crosses_once_to_its_host(row, placement, nbytes):
+    """Whether in bundles or straight to its rank."""
+    found = recorded(row, placement, nbytes, 1)
+    block = found.nbytes // found.p
+    assert sum(found.between_hosts()[0]) == block * blocks_between(found.hosts, 1, row[0])
+
+
+ONE_WAY = ("broadcast", "reduce", "gather", "scatter", "scan", "exscan")
+
+
+@placed([row for row in ROWS if row[1] == "leaders"], ["2+2", "round-robin", "3+1"])
 def test_two_leaders_exchange_one_message(row, placement):
     """A short call takes one message each way between two hosts, or one in all with a root."""
     count = recorded(row, placement, 256, 1).between_hosts()[1]
-    assert sorted(count) == ([0, 1] if row[0] in ("broadcast", "reduce") else [1, 1])
+    assert sorted(count) == ([0, 1] if row[0] in ONE_WAY else [1, 1])
 
 
 @pytest.mark.parametrize("row", more(*ROWS), ids=row_id)
@@ -167,4 +215,6 @@ def test_a_rank_talks_to_few_others(row):
         peers[target].add(source)
     hosts = len(set(found.hosts))
     most = 15 + (hosts - 1 if row[0] in ("all_gather", "reduce_scatter") else 2 * 6)
+    if row[0] in ("gather", "scatter", "all_to_all"):
+        most = found.p - 1  # long blocks go straight to their ranks
     assert max(map(len, peers.values())) <= most

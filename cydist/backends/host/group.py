@@ -587,6 +587,7 @@ class HostGroup(ProcessGroup):
                     even=even, commutative=True,
                     library=self.library if native.library_comm != 0 and not windows else "",
                     hosts=native.hosts,
+                    consecutive=native.consecutive,
                 )  # fmt: skip
                 keeps = known and self.fast_calls and nbytes <= WHOLE_BYTES
             else:
@@ -692,7 +693,7 @@ class HostGroup(ProcessGroup):
 
 def choose_for_part(collective: str, nbytes: int, ranks: int, windows: bool) -> tuple[bytes, bytes]:
     """Return the names of the algorithm and its fallback for a part of a group."""
-    even = collective not in tuning_table.UNSIZED
+    even = collective not in (*tuning_table.UNSIZED, "all_to_all")
     name = tuning_table.choose(collective, nbytes, ranks, windows, even=even, commutative=True)
     other = tuning_table.fallback(collective, name, nbytes, ranks, even=even, commutative=True)
     return name.encode(), other.encode()

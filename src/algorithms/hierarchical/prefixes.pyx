@@ -1,0 +1,244 @@
+"""Prefixes: each host adds up its ranks, and gets the sum of the hosts before it.
+
+    scan, exscan "leaders"  messages between hosts per host log2 h      bytes per host n log2 h
+    scan, exscan "lanes"    n / l / segment for each of l lanes         n
+
+For hosts whose ranks are consecutive: then a prefix crosses only where the host changes. h is the
+number of hosts, and l the fewest ranks of one. The last rank of a host has the sum of its host;
+with "leaders" the last ranks run an exscan. With "lanes" the ranks of a host each have a block of
+that sum. A block goes from host to host in segments, each of which a host adds to and hands on, so
+long arrays cross all hosts at once. What is before a host's own sum is on its left, so reductions
+need not commute between hosts.
+
+Two hosts of two ranks, scan:
+
+    host 0   rank 0 a     a                 a
+             rank 1 b     ab    ab ->       ab
+    host 1   rank 2 c     c        ab       abc
+             rank 3 d     cd    -> ab       abcd
+                       scan   between   broadcast
+                              hosts
+
+Source: J. L. Traeff and S. Hunold, "Decomposing MPI collectives for exploiting multi-lane
+communication", IEEE CLUSTER 2020.
+"""
+from libc.stdlib cimport malloc
+
+from cydist._native.abi cimport (
+    ALL_GATHER, BROADCAST, EXSCAN, NO_MEMORY, OK, REDUCE_SCATTER, SCAN, Block, Call, Comm,
+    Reduction, patiently,
+)
+from cydist._native.algorithm_table cimport implement
+from cydist._native.hierarchy cimport (
+    LAST_PLACE, Hosts, Part, across_at, call_like, free_scratch, hosts_of, run_part, tell_end,
+    unfinished,
+)
+from cydist._native.pipeline cimport (
+    Pipe, block_of, combine, conclude, contribute, copy, pipe_close, pipe_open, pipe_post,
+    pipe_take, segment_of, segment_size, segments_in,
+)
+
+
+ctypedef struct Prefix:         # the memory of a call: each `nbytes` long
+    char *before                # the sum of this host's ranks before this one; invalid on the first
+    char *sum                   # and of this one
+    char *hosts                 # the sum of the hosts before this one; invalid on the first host
+    Block own                   # with "lanes": this rank's block of its host's sum
+    Block *blocks
+
+
+ctypedef int (*Cross)(Comm *t, Call *c, Prefix *s) noexcept nogil
+
+
+cdef inline Reduction bare(const Reduction *op) noexcept nogil:
+    """Return a reduction of sums, which are finished later."""
+    cdef Reduction inner = unfinished(op)
+    inner.prepare = NULL
+    return inner
+
+
+cdef int run(Comm *t, Call *c, bint inclusive, Cross cross) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef size_t nbytes = c.inputs[0].nbytes
+    cdef int size = h.local.comm.size
+    cdef Prefix s
+    cdef char *memory = <char *>malloc(size * sizeof(Block) + 4 * nbytes)
+    cdef int status
+    if memory == NULL:
+        return NO_MEMORY
+    s.blocks = <Block *>memory
+    s.before = <char *>(s.blocks + size)
+    s.sum = s.before + nbytes
+    s.hosts = s.sum + nbytes
+    s.own = Block(s.hosts + nbytes, 0)
+    patiently(c)
+    status = scan_here(t, c, &s)
+    if status == OK:
+        status = cross(t, c, &s)
+    if status == OK:
+        finish(t, c, &s, inclusive)
+    free_scratch(t, c, memory)
+    return status
+
+
+cdef int scan_here(Comm *t, Call *c, Prefix *s) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef Reduction partial = unfinished(c.op)
+    cdef Block before = Block(s.before, c.inputs[0].nbytes)
+    cdef Call inner = call_like(c)
+    cdef int status = OK
+    if h.local.comm.size > 1:
+        inner.op = &partial
+        inner.inputs = c.inputs
+        inner.outputs = &before
+        status = run_part(&h.local, c, &inner, EXSCAN, before.nbytes)
+    if status == OK:
+        contribute(c.op, s.sum, c.inputs[0].ptr, before.nbytes)
+        if h.local.comm.rank > 0:
+            combine(c.op, s.sum, s.before, s.sum, before.nbytes)
+    return status
+
+
+cdef void finish(Comm *t, Call *c, Prefix *s, bint inclusive) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef Block result = c.outputs[0]
+    cdef const char *here = s.sum if inclusive else s.before
+    if t.rank == 0 and not inclusive:
+        return                  # exscan leaves rank 0's output unchanged
+    if not inclusive and h.local.comm.rank == 0:
+        copy(result.ptr, s.hosts, result.nbytes)
+    elif h.here == 0:
+        copy(result.ptr, here, result.nbytes)
+    else:
+        combine(c.op, result.ptr, s.hosts, here, result.nbytes)
+    conclude(c.op, result.ptr, result.nbytes)
+
+
+cdef int by_leaders(Comm *t, Call *c, Prefix *s) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef Reduction sums = bare(c.op)
+    cdef size_t nbytes = c.inputs[0].nbytes
+    cdef Block sum = Block(s.sum, nbytes)
+    cdef Block hosts = Block(s.hosts, nbytes)
+    cdef int last = h.local.comm.size - 1
+    cdef int status = OK
+    cdef Call inner
+    if h.local.comm.rank == last:
+        inner = call_like(c)
+        inner.op = &sums
+        inner.inputs = &sum
+        inner.outputs = &hosts
+        status = run_part(across_at(t, LAST_PLACE, -1), c, &inner, EXSCAN, nbytes)
+    if status == OK and h.here > 0 and last > 0:
+        inner = call_like(c)
+        inner.root = last
+        inner.inputs = &hosts
+        inner.outputs = &hosts
+        status = run_part(&h.local, c, &inner, BROADCAST, nbytes)
+    return status
+
+
+cdef void cut(Comm *t, Call *c, char *memory, Block *blocks) noexcept nogil:
+    """Cut an array in memory into a block for each lane; ranks beyond have none."""
+    cdef Hosts *h = hosts_of(t)
+    cdef Block whole = Block(memory, c.inputs[0].nbytes)
+    cdef int k
+    for k in range(h.local.comm.size):
+        blocks[k] = Block(whole.ptr + whole.nbytes, 0)
+        if k < h.lanes:
+            blocks[k] = block_of(whole, k, h.lanes, c.op.itemsize)
+
+
+cdef int by_lanes(Comm *t, Call *c, Prefix *s) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef int place = h.local.comm.rank
+    cdef size_t nbytes = c.inputs[0].nbytes
+    cdef int status = OK
+    if h.here + 1 < h.count:    # what the next host needs
+        cut(t, c, c.inputs[0].ptr, s.blocks)
+        s.own.nbytes = s.blocks[place].nbytes
+        status = sum_here(t, c, s)
+    cut(t, c, s.hosts, s.blocks)
+    if status == OK and place < h.lanes:
+        status = hand_on(t, c, s, s.blocks[place])
+    if status == OK and h.here > 0 and h.local.comm.size > 1:
+        status = gather_prefix(t, c, s, nbytes)
+    return status
+
+
+cdef int sum_here(Comm *t, Call *c, Prefix *s) noexcept nogil:
+    """Reduce this host's contributions, a block of the sum to each lane."""
+    cdef Hosts *h = hosts_of(t)
+    cdef Reduction partial = unfinished(c.op)
+    cdef Call inner = call_like(c)
+    inner.op = &partial
+    inner.inputs = s.blocks
+    inner.outputs = &s.own
+    return run_part(&h.local, c, &inner, REDUCE_SCATTER, c.inputs[0].nbytes)
+
+
+cdef int hand_on(Comm *t, Call *c, Prefix *s, Block prefix) noexcept nogil:
+    """Receive a block of the prefix from the host before, and send it with this host's sum to the
+    next one."""
+    cdef Hosts *h = hosts_of(t)
+    cdef Part *lane = across_at(t, h.local.comm.rank, -1)
+    cdef int source = h.here - 1
+    cdef int target = h.here + 1 if h.here + 1 < h.count else -1
+    cdef size_t segment = segment_size(c, c.op.itemsize, prefix.nbytes, 1)
+    cdef size_t total = segments_in(prefix.nbytes, segment)
+    cdef size_t i, taken
+    cdef Call inner = call_like(c)
+    cdef Block own, into
+    cdef Pipe pipe
+    cdef int status
+    pipe_open(&pipe, total)
+    for i in range(total + pipe.depth - 1):
+        if i < total and pipe_post(&lane.comm, &inner, &pipe, i, Block(NULL, 0), -1,
+                                   segment_of(prefix, i, segment), source) != OK:
+            break
+        if i + 1 < pipe.depth:
+            continue
+        taken = i + 1 - pipe.depth
+        if pipe_take(&lane.comm, &inner, &pipe, taken) != OK:
+            break
+        into = segment_of(prefix, taken, segment)
+        own = segment_of(s.own, taken, segment)
+        if source >= 0 and target >= 0:
+            combine(c.op, own.ptr, into.ptr, own.ptr, own.nbytes)
+        if target >= 0 and pipe_post(&lane.comm, &inner, &pipe, taken, own, target,
+                                     Block(NULL, 0), -1) != OK:
+            break
+    status = pipe_close(&lane.comm, &inner, &pipe)
+    tell_end(lane, c, &inner, status)
+    return status
+
+
+cdef int gather_prefix(Comm *t, Call *c, Prefix *s, size_t nbytes) noexcept nogil:
+    """Give the ranks of this host the blocks of the prefix."""
+    cdef Hosts *h = hosts_of(t)
+    cdef Call inner = call_like(c)
+    inner.inputs = &s.blocks[h.local.comm.rank]
+    inner.outputs = s.blocks
+    return run_part(&h.local, c, &inner, ALL_GATHER, nbytes)
+
+
+cdef int scan_by_leaders(Comm *t, Call *c) noexcept nogil:
+    return run(t, c, True, by_leaders)
+
+
+cdef int exscan_by_leaders(Comm *t, Call *c) noexcept nogil:
+    return run(t, c, False, by_leaders)
+
+
+cdef int scan_by_lanes(Comm *t, Call *c) noexcept nogil:
+    return run(t, c, True, by_lanes)
+
+
+cdef int exscan_by_lanes(Comm *t, Call *c) noexcept nogil:
+    return run(t, c, False, by_lanes)
+
+
+implement(b"leaders", SCAN, scan_by_leaders)
+implement(b"leaders", EXSCAN, exscan_by_leaders)
+implement(b"lanes", SCAN, scan_by_lanes)
+implement(b"lanes", EXSCAN, exscan_by_lanes)
