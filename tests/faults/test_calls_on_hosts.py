@@ -1,0 +1,82 @@
+"""Collectives of jobs on several hosts, which are namespaces: right, different, and cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from extra_values import more
+from jobs_on_hosts import PLACEMENTS, job_on
+from network_hosts import Host, network_of, require_hosts
+
+PORT = 29840
+LIMIT = 120.0  # for each line of a rank, and its end
+OF_BOTH_KINDS = ("broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all",
+                 "scan", "exscan")  # fmt: skip
+MISSING = {  # the rank that dies, and where
+    "leader-begins": (2, "enter:kill:3"),
+    "leader-sends": (2, "send.mid:kill:5"),
+    "beside-a-leader": (3, "send.mid:kill:4"),
+    "rank0": (0, "send.mid:kill:9"),
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
+    """Three hosts on one switch."""
+    require_hosts()
+    with network_of(3, tmp_path_factory.mktemp("hosts")) as (_, made):
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["table", *more("leaders", "lanes")])
+@pytest.mark.parametrize(
+    "placement", ["2+2", "round-robin", *more("3+1", "1+2+1", "2+2+2")]
+)  # fmt: skip
+def test_random_calls_give_every_bit(
+    hosts: list[Host], tmp_path: Path, placement: str, algorithm: str
+) -> None:
+    """Calls of any collective, size, root and group, back to back and several at once."""
+    forced = ",".join(f"{name}:{algorithm}" for name in OF_BOTH_KINDS)
+    environ = {} if algorithm == "table" else {"CYDIST_ALGORITHM": forced}
+    program = ["tests/programs/random_calls.py", 1, 1000]
+    with job_on(hosts, PLACEMENTS[placement], program, tmp_path, PORT, environ) as ranks:
+        assert [rank.line(LIMIT) for rank in ranks] == ["ok"] * len(ranks)
+        assert [rank.ended(LIMIT) for rank in ranks] == [0] * len(ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nbytes", [800, *more(1 << 20)])
+@pytest.mark.parametrize("placement", ["2+2", *more("round-robin", "3+1", "1+2+1")])
+def test_a_different_call_is_a_mismatch_on_all(
+    hosts: list[Host], tmp_path: Path, placement: str, nbytes: int
+) -> None:
+    """Whichever rank differs, on whichever host, in its call, count, type, operation or root."""
+    program = ["tests/programs/differing_calls.py", nbytes]
+    with job_on(hosts, PLACEMENTS[placement], program, tmp_path, PORT) as ranks:
+        said = [json.loads(rank.line(LIMIT)) for rank in ranks]
+    ends = {case: {each[case] for each in said} for case in said[0]}
+    assert len(ends) == 160
+    assert {case: end for case, end in ends.items() if end != {"MismatchError"}} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nbytes", [4096, *more(1 << 22)])
+@pytest.mark.parametrize("missing", MISSING)
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "all_to_all", *more("broadcast", "reduce_scatter", "gather")]
+)
+def test_survivors_name_the_dead_and_go_on(
+    hosts: list[Host], tmp_path: Path, collective: str, missing: str, nbytes: int
+) -> None:
+    """They shrink to a group with one rank less on a host, whose calls are right."""
+    dead, failpoint = MISSING[missing]
+    program = ["tests/programs/killed_on_hosts.py", collective, nbytes, dead, failpoint]
+    with job_on(hosts, PLACEMENTS["2+2"], program, tmp_path, PORT) as ranks:
+        for number, rank in enumerate(ranks):
+            if number != dead:
+                end = json.loads(rank.line(LIMIT))
+                assert (end["kind"], end["ranks"], end["left"]) == ("PeerFailedError", [dead], 3)
