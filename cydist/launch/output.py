@@ -135,6 +135,7 @@ class Lines:
         self.drop()
         if held:
             self._console.write(self._prefixed(held))
+            self._console.draft(self, self._prefix, self._rest)
 
     def drop(self) -> None:
         """Forget what is held, because the launcher has shown it."""
