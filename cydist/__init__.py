@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cydist.backends  # noqa: F401  it registers them
 from cydist import errors as _errors
+from cydist import recorder as recorder
 from cydist._native import Array, asarray
 from cydist.api.coalesced import (
     all_gather_coalesced,

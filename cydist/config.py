@@ -122,6 +122,17 @@ CHECK_NAN = Variable(
     "0",
     "1 on all ranks: NaN or infinity in an array of a call is an error that says where it is",
 )
+RECORDER = Variable(
+    ("CYDIST_RECORDER",),
+    "",
+    "directory where each rank leaves its last calls, as rank-0.json: when a group fails, on "
+    "SIGUSR2, and at its end",
+)
+RUN_FILES = Variable(
+    ("CYDIST_RUN_FILES",),
+    "",
+    "directory where ranks keep their last calls for `python -m cydist ps`; set by cydistrun",
+)
 FAILPOINT = Variable(
     ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"
 )

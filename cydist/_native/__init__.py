@@ -43,7 +43,7 @@ from cydist._native.abi import (
 from cydist._native.algorithm_table import NEED_BITS, TRAIT_BITS, algorithms, forget_choices
 from cydist._native.array import Array, empty, of_one_kind, overlapping, totals, use_memory
 from cydist._native.asarray import asarray
-from cydist._native.call_errors import CallError
+from cydist._native.call_errors import STATUS_NAMES, CallError
 from cydist._native.call_queue import CallQueue, CallRecord
 from cydist._native.cipher import CipherHandle, change_keys_after
 from cydist._native.failpoints import arm as arm_failpoint
@@ -72,6 +72,19 @@ from cydist._native.mpi_collectives import use_library, use_reduction
 from cydist._native.mpi_link import MpiLink
 from cydist._native.openssl import load as load_openssl
 from cydist._native.p2p import ANY_SOURCE, LARGEST_TAG, Message, irecv, isend
+from cydist._native.recent_calls import (
+    OTHER_NAMES,
+    RECV_NAME,
+    RUNNING,
+    SEND_NAME,
+    STATES,
+    add_text,
+    clock_now,
+    open_ring,
+    own_ring,
+    read_ring,
+    set_stack_signal,
+)
 from cydist._native.shm_heap import Heap, HeapBuffer, cgroup_left
 from cydist._native.shm_link import ShmLink
 from cydist._native.shm_memory import SharedMemory
@@ -97,6 +110,12 @@ __all__ = [
     "MESSAGE_TAGS",
     "NEED_BITS",
     "OPS",
+    "OTHER_NAMES",
+    "RECV_NAME",
+    "RUNNING",
+    "SEND_NAME",
+    "STATES",
+    "STATUS_NAMES",
     "PAGE_BYTES",
     "TRAIT_BITS",
     "Array",
@@ -120,11 +139,13 @@ __all__ = [
     "CallQueue",
     "CallRecord",
     "CipherHandle",
+    "add_text",
     "algorithms",
     "arm_failpoint",
     "asarray",
     "cgroup_left",
     "change_keys_after",
+    "clock_now",
     "collect_calls",
     "combine_all",
     "empty",
@@ -144,12 +165,16 @@ __all__ = [
     "load_mpi",
     "longest_repetition_pause",
     "of_one_kind",
+    "open_ring",
     "overlapping",
+    "own_ring",
     "pack_part",
     "prepare",
+    "read_ring",
     "replace_in_child",
     "run_in_background",
     "runs_in_background",
+    "set_stack_signal",
     "silence_limit",
     "fast_collectives",
     "fast_p2p",

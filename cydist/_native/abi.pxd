@@ -8,6 +8,7 @@ Everything here is `noexcept nogil` C. Errors are data: a function returns a
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from cydist._native.recent_calls cimport RecentCall
 from cydist._native.sync cimport load_u64
 
 
@@ -218,6 +219,7 @@ ctypedef struct Comm:
     # all members, and the rank there of each of the part. NULL: this is that comm.
     Comm *whole
     const int *in_whole
+    RecentCall *recent          # of the collective that runs, for reports; or NULL
     void *hosts                 # a Hosts (hierarchy.pxd) where some members share a host; or NULL
     # Whether a member was lost together with its host. NULL: the link knows no hosts.
     bint (*host_is_lost)(const Comm *t, int rank) noexcept nogil
@@ -374,6 +376,12 @@ cdef inline uint64_t farewell_of(const Comm *t, int rank) noexcept nogil:
 # Return whether this member left the group while the link goes on; of this rank: whether any did.
 cdef inline bint has_left(const Comm *t, int rank) noexcept nogil:
     return farewell_of(t, rank) != 0
+
+
+# For reports: the collective of this comm waits for `peer` (-1: not known), and has waited. Between
+# the two the rank may sleep.
+cdef void note_wait_for(Comm *t, int peer) noexcept nogil
+cdef void note_waited_for(Comm *t) noexcept nogil
 
 
 # The clock of every deadline: CLOCK_MONOTONIC, in nanoseconds.

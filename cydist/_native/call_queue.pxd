@@ -1,6 +1,8 @@
 """The calls of a group: the record of each, and their queue."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from cydist._native.recent_calls cimport RecentCall
+
 
 cdef extern from *:
     """
@@ -40,6 +42,7 @@ cdef class CallRecord:              # one call; the body describes the fields
     cdef public bint agreed
     cdef public bint begun
     cdef public bint over
+    cdef int64_t issued_ns              # on CLOCK_MONOTONIC
     cdef int64_t deadline_in_ns(self) noexcept
 
 
@@ -51,12 +54,16 @@ cdef class CallQueue:
     cdef int outstanding                # calls that run or are queued
     cdef int running                    # whether a call is running; see the body
     cdef list queue                     # calls that have not begun, oldest first
+    cdef public int group_number        # of the group, in the ring of recent calls
+    cdef RecentCall *current            # the general path's running call, there; or NULL
+    cdef int status                     # the Status with which the engine ended it
     # Begin a call if no other runs or is queued; return whether. Callers run no signal handler
     # between this and the end.
     cdef bint try_begin(self) noexcept
     cdef void end(self) noexcept
     cdef void release(self) noexcept
     cpdef number(self, CallRecord call)
+    cdef void take_number(self, CallRecord call) noexcept
     # Begin a call on the fast path; return its number.
     cdef uint64_t number_fast(self, str name) noexcept
     cpdef run_call(self, object group, CallRecord call, object body)

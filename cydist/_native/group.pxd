@@ -43,6 +43,8 @@ cdef class Group:
     cdef void assign_number(self, Call *c) noexcept
     # Run it; returns its Status. The caller counts it in `running`.
     cdef int perform(self, Call *c, const Choice *choice) noexcept nogil
+    cdef void describe(self, const Call *c, const Block *blocks, size_t inputs,
+                       size_t outputs) noexcept
     # Return the exception for a Status that is not OK.
     cdef object error_of(self, const Call *c, int status)
     # End it, with the GIL held: return the exception for its Status, or None. After a failure the

@@ -20,7 +20,7 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cydist import config
+from cydist import config, recorder
 from cydist._native import CallRecord, GroupState, is_profiling
 from cydist.errors import (
     DistTimeoutError,
@@ -130,6 +130,7 @@ class ProcessGroup(GroupCalls):
         self.timeout: float = duration(timeout)
         self._serial = Serial()
         self.call_queue = self._serial.call_queue
+        self.call_queue.group_number = recorder.add_group(name, backend, rank, self.ranks)
         self.waiting: tuple[str, int] | None = None  # for a message: "recv" and its peer
         self.with_it: list[Callable[[], None]] = []  # objects to end with this group
         # Calls on objects so far: messages by (sender, receiver), collectives by None.
@@ -438,6 +439,7 @@ class ProcessGroup(GroupCalls):
         """
         if self.group_state.error is None:
             self.group_state.error = error
+            recorder.on_failure()
 
     def check_process(self, name: str) -> None:
         """Raise ForkedError in a forked child.

@@ -24,6 +24,7 @@ _STALE = (
     config.STORE_FD,
     config.STORE_PORT,
     config.ERROR_FILE,
+    config.RUN_FILES,
     config.MASTER_ADDR,
     config.MASTER_PORT,
 )

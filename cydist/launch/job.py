@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist.errors import RendezvousError, counted, listed
+from cydist.launch import run_files
 from cydist.launch.environment import new_generation
 from cydist.launch.failures import (
     about_to_fail,
@@ -49,6 +50,7 @@ from cydist.launch.workers import Worker
 from cydist.waiting import LONGEST_WAIT, LoopGuard, duration
 
 if TYPE_CHECKING:
+    from cydist.launch.hang_report import HangWatch
     from cydist.launch.hosts import Launchers, Verdict
 
 # A worker that has just printed a traceback may take this long to end, so that the launcher's
@@ -58,6 +60,7 @@ SETTLE_SECONDS = 1.0
 SWEEP_SECONDS = 1.0
 # Host 0's launcher decides within a second. If it does not, this host's ranks end all the same.
 REPORTED_SECONDS = 3.0
+_SHORTEST_LOOK = 0.2  # seconds between two looks for hangs
 MOST_WORDS = 1 << 16  # characters of a rank's last words that other hosts show
 
 
@@ -107,6 +110,8 @@ class Job:
         self._output = OutputStreams(self._selector)
         self._loop_guard = LoopGuard("cydistrun", self._print)
         self._logs = ""
+        self._hangs: HangWatch | None = None
+        self._look_at: float | None = None  # when to look for hangs
 
     def run(self, lifeline: int) -> int:
         """Run the job to its end, and return the exit code. Signals arrive through `lifeline`, see
@@ -285,6 +290,7 @@ class Job:
         self._said = ""
         if number == 0:
             self._on_start()
+        run_files.remove_rings(self._files)
         generation = new_generation(self.options, number, sizes, self._secret)
         inherited = dict(os.environ)
         first_rank = generation.first_rank(self.options.node_rank)
@@ -301,7 +307,12 @@ class Job:
                     self._watch(worker)
         finally:
             generation.close()
+        pids = {worker.rank: worker.pid for worker in self._workers}
+        run_files.write_job(self._files, self.options, sum(sizes), pids)
+        self._watch_for_hangs()
         self._loop(lambda: self._stage is JobStage.SWEEPING)
+        self._look_at = None
+        self._write_dumps()
         self._loop(lambda: not signal_descendants(0))
         kill_descendants(FINAL_WAIT_SECONDS)
         self._output.finish()
@@ -322,12 +333,17 @@ class Job:
     def _round(self) -> None:
         """Wait until something happens or must happen, and handle it."""
         others = None if self._hosts is None else self._hosts.deadline
-        ends = (self._now + LONGEST_WAIT, self._deadline, self._output.hold_back(), others)
+        ends = (
+            self._now + LONGEST_WAIT, self._deadline, self._output.hold_back(), others,
+            self._look_at,
+        )  # fmt: skip
         first = min(end for end in ends if end is not None)
         events = self._selector.select(max(0.0, first - self._now))
         self._now = time.monotonic()
         if others is not None and others <= self._now:
             self._serve_hosts()
+        if self._look_at is not None and self._look_at <= self._now:
+            self._look_for_hangs()
         # Ends come before output, since other workers' messages about an end come after it.
         for key, _ in sorted(events, key=lambda event: event[0].fd in self._output):
             try:
@@ -455,6 +471,39 @@ class Job:
                     self._print(f"cydistrun: rank {worker.rank} {how}; the others go on\n")
                     if worker.errors is not None:
                         worker.errors.stop_holding()
+
+    # What the ranks leave about their calls.
+
+    def _watch_for_hangs(self) -> None:
+        if self.options.report_hangs and self._files:
+            from cydist.launch.hang_report import HangWatch  # most jobs need none
+
+            self._hangs = HangWatch(self.options.report_hangs)
+            self._look_at = self._now
+
+    def _look_for_hangs(self) -> None:
+        """Print a report if a call takes longer than the user's limit. The ranks' output waits
+        meanwhile, about a second."""
+        assert self._hangs is not None
+        limit = self.options.report_hangs
+        self._look_at = self._now + max(_SHORTEST_LOOK, limit / 4)
+        if self._stage is not JobStage.RUNNING or not self._hangs.hung(self._files):
+            return
+        from cydist.launch.hang_report import hang_report
+
+        self._print(f"cydistrun: a call takes longer than {limit:g} s (--report-hangs):\n")
+        self._print(hang_report(run_files.read_job(self._files)))
+
+    def _write_dumps(self) -> None:
+        """Write the last calls of all ranks, where the user wants them: a killed one cannot."""
+        directory = config.RECORDER.get()
+        if not directory or not self._files:
+            return
+        try:
+            ranks = run_files.read_ranks(run_files.read_job(self._files))
+            run_files.write_dumps(ranks, directory)
+        except (OSError, ValueError) as error:
+            self._print(f"cydistrun: CYDIST_RECORDER: {error}\n")
 
     def _pause(self, seconds: float) -> None:
         """Wait before a restart; a signal ends it."""

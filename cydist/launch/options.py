@@ -109,6 +109,7 @@ class LaunchOptions(NamedTuple):
     given: Mapping[str, Any] = {}
     exported: tuple[str, ...] = ()
     label: str = ""
+    report_hangs: float = 0.0  # seconds; 0: never
 
     @property
     def speaks(self) -> bool:
@@ -263,6 +264,11 @@ def parser() -> Parser:
         help="signals that end the job and are forwarded to the workers",
     )  # fmt: skip
 
+    add(
+        end, "--report-hangs", type=float, default=0.0, metavar="SECONDS",
+        help="when a call takes longer, print what each rank does, and the stacks of late ranks",
+    )  # fmt: skip
+
     out = it.add_argument_group("output")
     add(
         out, "--log-dir", metavar="DIR",
@@ -344,6 +350,7 @@ def resolve(given: argparse.Namespace) -> LaunchOptions:
         ("--max-restarts", given.max_restarts),
         ("--restart-delay", given.restart_delay),
         ("--shutdown-timeout", given.shutdown_timeout),
+        ("--report-hangs", given.report_hangs),
     ):
         if not value >= 0:
             raise ValueError(f"{name} must not be negative, nor NaN: got {value}")
@@ -374,6 +381,7 @@ def resolve(given: argparse.Namespace) -> LaunchOptions:
         shown=_shown(given.local_ranks_filter, local_size),
         prefix=not given.no_prefix,
         pass_local_rank=given.pass_local_rank,
+        report_hangs=given.report_hangs,
     )
 
 

@@ -119,6 +119,12 @@ def _read(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
 
 
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process; None: it is not known."""
+    process = _read(pid)
+    return None if process is None or process.parent <= 0 else process.parent
+
+
 def descendants(besides: Collection[int] = ()) -> list[Process]:
     """Return every living or unreaped process below this one, parents first.
 

@@ -64,6 +64,8 @@ class Worker:
         # An empty one counts as unset, so that the rank does not write into that of an outer job.
         self.error_file = directory and os.path.join(directory, f"error-{self.local_rank}.json")
         variables.update(dict.fromkeys(config.ERROR_FILE.names, self.error_file))
+        if directory:
+            variables[config.RUN_FILES.names[0]] = directory
         with contextlib.ExitStack() as stack:
             passed = []
             if generation.secret is not None:

@@ -1,6 +1,9 @@
 """The clock, the end of every slice of waiting, and the base class of links."""
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
+from cydist._native.recent_calls cimport (
+    RecentCall, RecentCalls, note_wait, note_waited, recent_calls,
+)
 from cydist._native.sync cimport load_int
 
 
@@ -51,6 +54,7 @@ MESSAGE_TAGS = {
 }
 PAGE_BYTES = PAGE
 
+cdef const RecentCalls *recent = recent_calls()
 cdef Interrupted interrupted = NULL
 cdef CompareLast compare_last_hook = NULL
 
@@ -59,6 +63,18 @@ cdef int64_t now_ns() noexcept nogil:
     cdef timespec t
     clock_gettime(CLOCK_MONOTONIC, &t)
     return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
+
+
+cdef void note_wait_for(Comm *t, int peer) noexcept nogil:
+    cdef RecentCall *call = t.recent if t.whole == NULL else t.whole.recent
+    if call != NULL:
+        note_wait(recent, call, peer if t.whole == NULL or peer < 0 else t.in_whole[peer])
+
+
+cdef void note_waited_for(Comm *t) noexcept nogil:
+    cdef RecentCall *call = t.recent if t.whole == NULL else t.whole.recent
+    if call != NULL:
+        note_waited(recent, call)
 
 
 cdef void set_interrupted(Interrupted f) noexcept nogil:

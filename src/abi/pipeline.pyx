@@ -4,7 +4,7 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, OK, PENDING, TIMEOUT, Fingerprint, Head, head_of,
-    now_ns,
+    note_wait_for, note_waited_for, now_ns,
 )
 from cydist._native.sync cimport load_int, load_u64
 
@@ -71,7 +71,9 @@ cdef int complete(Comm *t, Call *c, Request *requests, int count) noexcept nogil
         if status == OK:
             ended = load_int(&requests[i].status)
             if ended == PENDING:
+                note_wait_for(t, requests[i].peer)
                 ended = wait_and_ask(t, &requests[i], c.deadline_ns)
+                note_waited_for(t)
             if ended != OK:
                 status = ended
                 c.failed_peer = requests[i].peer

@@ -1,7 +1,11 @@
 """The call queue: the calls of a group run one at a time, in the order they were issued."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cydist._native.abi cimport now_ns
+from cydist._native.abi cimport OK, RAISED, now_ns
+from cydist._native.recent_calls cimport (
+    ENQUEUED, OVER, IN_TURN, RecentCall, RecentCalls, claim, note_end, number_of_name, recent_calls,
+    time_call,
+)
 from cydist._native.sync cimport exchange_int, futex_wait, futex_wake
 
 cdef enum:
@@ -9,6 +13,8 @@ cdef enum:
     TAKEN = 1
     AWAITED = 2                     # taken, and a thread may sleep until it is free
     FOR_LONG = 1000000000           # ns; then it checks again
+
+cdef RecentCalls *recent = recent_calls()
 
 
 cdef class CallRecord:
@@ -29,7 +35,8 @@ cdef class CallRecord:
         self.name = name
         self.seq = seq
         self.deadline = deadline
-        self.began = now_ns() * 1e-9
+        self.issued_ns = now_ns()
+        self.began = self.issued_ns * 1e-9
         self.over = over
 
     @property
@@ -67,7 +74,13 @@ cdef class CallQueue:
         return self.seq
 
     cpdef number(self, CallRecord call):
-        """Give a call that begins its number. It is the group's last call from now on."""
+        """Give a call its number, and record that it is enqueued on a device. It is the group's
+        last call from now on."""
+        self.take_number(call)
+        claim(recent, self.group_number, number_of_name(call.name), call.seq, 0, 0, 0, 0, -1,
+              ENQUEUED, -1)
+
+    cdef void take_number(self, CallRecord call) noexcept:
         self.seq += 1
         call.seq = self.seq
         self.last = call
@@ -124,15 +137,29 @@ cdef class CallQueue:
     cpdef run_call(self, object group, CallRecord call, object body):
         """Run `body(call)`, in the call's turn. An exception goes to the group's `call_failed`
         first: an interrupt of the body, too, must end the other ranks' calls."""
+        cdef RecentCall *mine
+        cdef RecentCall *outer = self.current
+        cdef int status
         call.begun = True
-        self.number(call)
+        self.take_number(call)
+        mine = claim(recent, self.group_number, number_of_name(call.name), call.seq, 0, 0, 0, 0, -1,
+                     IN_TURN, -1)
+        time_call(mine)
+        mine.queued_ns = <uint64_t>(now_ns() - call.issued_ns)
+        self.current = mine
+        self.status = OK
         try:
             body(call)
         except BaseException as error:
+            status = self.status if self.status != OK else RAISED
+            note_end(recent, mine, status, True)    # first, since a failing group writes its calls
             group.call_failed(call, error)
             raise
+        else:
+            note_end(recent, mine, OVER, True)
         finally:
             call.over = True
+            self.current = outer
 
     def push(self, object work not None) -> None:
         """Queue one more call."""

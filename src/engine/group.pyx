@@ -14,9 +14,9 @@ import importlib
 
 from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED,
-    MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT, REDUCE_SCATTER,
-    SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, Block, Call, Fingerprint, Link, Reduction, has_left,
-    now_ns, compare_last, patiently,
+    MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT, PRELIMINARY,
+    REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, Block, Call, Fingerprint, Link,
+    Reduction, has_left, now_ns, compare_last, patiently,
 )
 from cydist._native.array cimport Array
 from cydist._native.algorithm_table cimport (
@@ -35,6 +35,7 @@ from cydist._native.control_plane cimport (
     failure_message_of, open_control_plane, record_failure,
 )
 from cydist._native.call_queue cimport CallQueue, CallRecord
+from cydist._native.recent_calls cimport RecentCall
 from cydist._native.sync cimport PAUSE_US, load_int, store_int
 
 from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, CallError
@@ -512,14 +513,38 @@ cdef class Group:
         call.outputs = blocks + len(inputs) if outputs else NULL
         agree_on_sizes(&call, len(inputs), len(outputs))
         self.assign_number(&call)
+        self.describe(&call, blocks, len(inputs), len(outputs))
         self.running += 1
         with nogil:
             status = self.perform(&call, choice)
         free(blocks)
+        self.comm.recent = NULL
+        if status != OK:
+            self.call_queue.status = status
         error = self.end_call(&call, status, inputs, outputs)
         if error is not None:
             raise error
         return 0
+
+    cdef void describe(self, const Call *c, const Block *blocks, size_t inputs,
+                       size_t outputs) noexcept:
+        """Complete the entry of the running call in the ring of recent calls. A call of several
+        parts shows the bytes of all."""
+        cdef RecentCall *recent = self.call_queue.current
+        cdef size_t i, into = 0, out = 0
+        self.comm.recent = recent
+        if recent == NULL or c.fingerprint.flags & PRELIMINARY:
+            return
+        for i in range(inputs + outputs):
+            if i < inputs:
+                into += blocks[i].nbytes
+            else:
+                out += blocks[i].nbytes
+        recent.nbytes += max(into, out)
+        recent.algorithm = c.fingerprint.algorithm
+        recent.dtype = c.fingerprint.dtype
+        recent.op = c.fingerprint.op
+        recent.root = c.fingerprint.root
 
     cdef object end_call(self, Call *c, int status, object one, object other):
         self.running -= 1

@@ -12,8 +12,14 @@ from cydist._native.array cimport Array
 from cydist._native.group cimport Group, failure
 from cydist._native.call_errors cimport describe_call, recorded_failure
 from cydist._native.failpoints cimport POST, reach
+from cydist._native.recent_calls cimport (
+    OVER, POSTED, RECEIVING, IN_TURN, SENDING, RecentCalls, claim, note_end, note_wait,
+    note_waited, recent_calls,
+)
 from cydist._native.control_plane cimport ControlMessage, poll_now, failure_message
-from cydist._native.sync cimport load_int, store_int
+from cydist._native.sync cimport load_int, load_u64, store_int
+
+cdef RecentCalls *recent = recent_calls()
 
 # What Python knows of them, under the names that they have in C.
 ANY_SOURCE = any_source
@@ -23,6 +29,19 @@ LARGEST_TAG = largest_tag
 @cython.no_gc_clear
 cdef class Message:
     """A send or a receive under way. Keeps its array and its group alive."""
+
+    cdef bint has_entry(self) noexcept:
+        """Return whether it still has its entry in the ring of recent calls."""
+        if self.recent != NULL and load_u64(&self.recent.version) != self.version:
+            self.recent = NULL
+        return self.recent != NULL
+
+    cdef void note_if_over(self) noexcept:
+        """Note its end in the ring of recent calls, once."""
+        cdef int status = load_int(&self.request.status)
+        if status != PENDING and self.has_entry():
+            note_end(recent, self.recent, status if status != OK else OVER, True)
+            self.recent = NULL
 
     def __dealloc__(self):
         cdef bint ours = self.group is not None and self.group.pid == getpid()
@@ -48,6 +67,7 @@ cdef class Message:
         with nogil:
             self.group.comm.test(&self.group.comm, &self.request)
         self.end_with_group()
+        self.note_if_over()
         return load_int(&self.request.status) != PENDING
 
     cdef void end_with_group(self):
@@ -73,15 +93,24 @@ cdef class Message:
         Raises what a signal handler raised. `check` reports how it ended.
         """
         cdef int status = load_int(&self.request.status)
+        cdef bint shown = status == PENDING and self.has_entry()
         if status == PENDING:
+            if shown:
+                self.recent.state = IN_TURN
+                note_wait(recent, self.recent, self.request.peer)
             self.group.running += 1     # the wait looks at windows, which must stay
             with nogil:
                 status = wait_and_ask(&self.group.comm, &self.request, deadline_ns)
+            if shown and self.has_entry():
+                note_waited(recent, self.recent)
+                self.recent.state = POSTED
             self.group.running -= 1
             self.group.leave_comm()
+        self.note_if_over()
         if status == INTERRUPTED:       # though the message may be complete by now
             raise failure(status, self.request.peer, -1)
         self.end_with_group()
+        self.note_if_over()
         return load_int(&self.request.status) != PENDING
 
     def check(self) -> None:
@@ -116,6 +145,7 @@ cdef class Message:
         """Withdraw it; the memory is free again on return."""
         if load_int(&self.request.status) == PENDING:
             self.withdraw(ABORTED)
+        self.note_if_over()
 
 
 cdef Message ended_message(Group group, const Request *r, const Fingerprint *f, int status,
@@ -149,6 +179,11 @@ cdef Message post_message(Group group, Array array, int peer, uint64_t tag, Arra
     m.request.layout = layout
     m.request.status = PENDING
     m.request.source = peer
+    if m.request.tag <= <uint64_t>largest_tag:      # not of a collective made of messages
+        m.recent = claim(
+            recent, group.call_queue.group_number, SENDING if sending else RECEIVING, tag,
+            array.nbytes, 0, subject.dtype, 0, peer, POSTED, -1)
+        m.version = m.recent.version
     group.running += 1              # this looks at windows, which must stay
     with nogil:
         status = load_int(&group.aborted)
@@ -168,6 +203,7 @@ cdef Message post_message(Group group, Array array, int peer, uint64_t tag, Arra
     group.leave_comm()
     if status != OK:
         m.request.status = status
+    m.note_if_over()
     return m
 
 

@@ -27,6 +27,9 @@ from cydist._native.call_queue cimport CallQueue
 from cydist._native.group cimport Group, agree_on_sizes
 from cydist._native.group_state cimport process_id
 from cydist._native.kernels cimport OP_NONE, OP_PREMUL_SUM, reduction
+from cydist._native.recent_calls cimport (
+    OVER, IN_TURN, RecentCall, RecentCalls, claim, note_end, recent_calls,
+)
 from cydist._native.ndarray_view cimport NdarrayView, disjoint, view_array, is_multiple
 from cydist._native.sync cimport load_int
 
@@ -36,6 +39,7 @@ cdef bint default_fast_messages = False  # whether its messages may use the fast
 cdef object default_streams = None  # its fast path for arrays on GPUs, if it has one
 cdef object operations = None        # the class of ReduceOp's members
 cdef const int *process = process_id()
+cdef RecentCalls *recent = recent_calls()
 
 
 def use_operations(object members) -> None:
@@ -233,6 +237,7 @@ cdef int run_call(object group, Group native, str name, const Choice *kept, Fast
     cdef int status
     cdef CallQueue queue = native.call_queue
     cdef uint64_t seq = queue.number_fast(name)
+    cdef RecentCall *mine
     c.segment_bytes = native.choices.segment_bytes
     # No rank knows all sizes of a gather or scatter.
     c.fingerprint = Fingerprint(
@@ -241,12 +246,18 @@ cdef int run_call(object group, Group native, str name, const Choice *kept, Fast
         root, 0, number_of(entry), 0)
     agree_on_sizes(c, 0, 0)
     native.assign_number(c)
+    # The entry's time is the call's only look at a clock, unless it waits.
+    mine = claim(recent, queue.group_number, entry.collective, seq, nbytes,
+                 c.fingerprint.algorithm, dtype, op, root, IN_TURN, -1)
     native.running += 1
     if nbytes > GIL_KEPT_BYTES or entry.needs & WINDOWS == 0:
         patiently(c)
+    native.comm.recent = mine
     status = native.perform(c, &choice)
     if b.thread != NULL:
         PyEval_RestoreThread(b.thread)
+    native.comm.recent = NULL
+    note_end(recent, mine, status if status != OK else OVER, b.thread != NULL)
     queue.end()
     error = native.end_call(c, status, one, other)
     if error is not None:

@@ -8,6 +8,10 @@ from cydist._native.abi cimport (
 )
 from cydist._native.pipeline cimport wait_and_ask
 from cydist._native.group cimport Group, failure
+from cydist._native.recent_calls cimport (
+    OVER, RECEIVING, IN_TURN, SENDING, RecentCall, RecentCalls, claim, note_end, note_wait,
+    note_waited, recent_calls,
+)
 from cydist._native.control_plane cimport poll_now
 from cydist._native.ndarray_view cimport NdarrayView, view_array
 from cydist._native.p2p cimport ended_message
@@ -18,6 +22,8 @@ from cydist._native.sync cimport load_int
 
 cdef enum:
     SHORT_NS = 20000000         # a longer wait is recorded, for ranks that query it
+
+cdef RecentCalls *recent = recent_calls()
 
 cpdef int send(object tensor, object dst, object group, object tag) except -1:
     """Run cydist.send."""
@@ -47,13 +53,23 @@ cdef int send_or_recv(str name, object tensor, object peer, object group, object
     if not sending and not p.writable:
         return False
     set_request(&r, &f, &p, rank, <uint64_t>label)
+    cdef RecentCall *mine = claim(
+        recent, native.call_queue.group_number, SENDING if sending else RECEIVING,
+        <uint64_t>label, p.nbytes, 0, p.dtype, 0, rank, IN_TURN, -1)
     # A control message that has been received is no longer in any ring.
     if (native.comm.at_once != NULL and load_int(&native.control_plane.receive.status) == PENDING
             and native.comm.at_once(&native.comm, &r, sending) == OK):
+        note_end(recent, mine, OVER, False)
         return DONE
     cdef bint group_failed = False
     native.running += 1
-    cdef int status = run_message(chosen, native, name, &r, sending, &group_failed)
+    cdef int status = INTERRUPTED
+    note_wait(recent, mine, rank)
+    try:
+        status = run_message(chosen, native, name, &r, sending, &group_failed)
+    finally:
+        note_waited(recent, mine)
+        note_end(recent, mine, status if status != OK else OVER, True)
     if status != OK:
         status = give_up(native, &r, status)
         native.keep_while_used(tensor, None)

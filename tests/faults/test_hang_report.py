@@ -67,6 +67,7 @@ def test_a_rank_that_computes_is_shown(transport: str, call: str) -> None:
     text = run_threads(body, 2, transport)[0]
     assert "rank 1" in text
     assert "in no call of the group; its last was barrier #1" in text
+    assert "last calls: barrier #1\n" in text
     assert "in computing_for_long" in text
 
 

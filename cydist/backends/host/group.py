@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from cydist import _native
+from cydist import _native, recorder
 from cydist._native import ANY_SOURCE, CallRecord, ShmLink
 from cydist.backends.host import traffic
 from cydist.backends.host.chunking import EVEN, WHOLE_BYTES, chunks
@@ -24,6 +24,7 @@ from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint, comm_id_of, o
 from cydist.backends.host.membership import Membership
 from cydist.backends.host.peer_report import (
     GONE,
+    LAST_CALLS,
     SILENT,
     PeerReport,
     describe_report,
@@ -355,9 +356,15 @@ class HostGroup(ProcessGroup):
         """Return what this rank is doing, for a rank that has given up on it."""
         failed = "" if self.error is None else f"; the group has failed on it: {self.error}"
         own_process = self._endpoint.own_process
+        lines = [self._last_calls(), stacks([self._thread], own_process)]
         return PeerReport(
-            f"{self.doing()}{failed}".partition("\n")[0], stacks([self._thread], own_process)
+            f"{self.doing()}{failed}".partition("\n")[0], "\n".join(filter(None, lines))
         )
+
+    def _last_calls(self) -> str:
+        """Return a line on this rank's last calls of the group; "": it has made none."""
+        calls = recorder.last_calls(self.call_queue.group_number)
+        return calls and f"{LAST_CALLS}{calls}"
 
     def _traffic_with(self, rank: int) -> Traffic | None:
         found = self._endpoint.traffic(self._peers[rank])

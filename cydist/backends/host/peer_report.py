@@ -32,6 +32,7 @@ CHANNEL = b"report"
 CLAIM = struct.Struct("<IIQ")  # source, destination, the group's comm id
 PATIENCE = 0.3  # seconds for all ranks that are queried together
 MOST_REPORT_BYTES = MOST_ANSWER_BYTES
+LAST_CALLS = "last calls: "  # begins the line of a report that lists them
 MOST_FRAMES = 24  # innermost frames of one thread
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep

@@ -4,7 +4,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from cydist._native.abi cimport (
     Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Comm,
-    Windows, has_left, head_of, now_ns, patiently,
+    Windows, has_left, head_of, note_wait_for, note_waited_for, now_ns, patiently,
 )
 from cydist._native.sync cimport load_u64 as peek, spin
 
@@ -82,13 +82,23 @@ cdef int await_flag(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
                     uint64_t step) noexcept nogil:
     """Wait in a step for a peer's flag."""
     cdef Windows *w = t.windows
-    cdef int64_t until, patience = SUSPICION_NS
     cdef int status
     if peek(flag) >= value or spin(flag, value, &w.looks, w.most_looks):
         return OK
     patiently(c)
     if spin(flag, value, &w.spins, w.most_spins):
         return OK
+    note_wait_for(t, peer)
+    status = sleep_for_flag(t, c, peer, flag, value, step)
+    note_waited_for(t)
+    return status
+
+
+cdef int sleep_for_flag(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
+                        uint64_t step) noexcept nogil:
+    """Wait for a flag that spinning did not see."""
+    cdef int64_t until, patience = SUSPICION_NS
+    cdef int status
     while peek(flag) < value:
         until = now_ns() + patience
         if until > c.deadline_ns:
