@@ -43,10 +43,10 @@ cdef extern from *:
         char magic[8];
         uint32_t layout, calls, call_bytes, names_bytes;
         int32_t pid, clock;         /* clock 1: ticks of the processor's counter; 0: ns */
-        uint64_t ticks, monotonic_ns, realtime_ns;      /* at one moment */
+        uint64_t ticks, monotonic_ns;       /* at one moment */
         int32_t stack_signal;       /* writes Python's stacks into a file; 0: none does */
         uint32_t names_used;
-        uint64_t pad[7];
+        uint64_t pad[8];
         uint64_t next;              /* calls claimed so far */
     } cydist_recent_head;
 
@@ -158,7 +158,7 @@ cdef extern from *:
         char magic[8]
         uint32_t layout, calls, call_bytes, names_bytes
         int32_t pid, clock
-        uint64_t ticks, monotonic_ns, realtime_ns
+        uint64_t ticks, monotonic_ns
         int32_t stack_signal
         uint32_t names_used
         uint64_t next

@@ -1,11 +1,11 @@
 """The ring of this process's last calls, its file, and the reading of any such ring."""
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 from posix.fcntl cimport O_CREAT, O_EXCL, O_RDWR, open as open_fd
 from posix.mman cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap,
 )
-from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport close, getpid
 
 from cydist._native.sync cimport fence, load_u32, load_u64, store_u32
@@ -48,10 +48,20 @@ cdef RecentCalls *recent_calls() noexcept:
     return &here
 
 
-cdef int64_t read_clock(int which) noexcept nogil:
+cdef void read_clocks(uint64_t *counter, uint64_t *monotonic_ns) noexcept nogil:
+    """Read the ring's clock and CLOCK_MONOTONIC at one moment: of some attempts take the one that
+    was interrupted least."""
     cdef timespec t
-    clock_gettime(which, &t)
-    return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
+    cdef uint64_t before, past, least = <uint64_t>-1
+    cdef int _attempt
+    for _attempt in range(5):
+        before = ticks(&here)
+        clock_gettime(CLOCK_MONOTONIC, &t)
+        past = ticks(&here) - before
+        if past < least:
+            least = past
+            counter[0] = before + past // 2
+            monotonic_ns[0] = <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
 
 
 cdef void use(char *memory) noexcept nogil:
@@ -70,9 +80,7 @@ cdef void use(char *memory) noexcept nogil:
     head.names_bytes = NAMES_BYTES if memory != NULL else 0
     head.pid = getpid()
     head.clock = here.clock
-    head.ticks = ticks(&here)
-    head.monotonic_ns = read_clock(CLOCK_MONOTONIC)
-    head.realtime_ns = read_clock(CLOCK_REALTIME)
+    read_clocks(&head.ticks, &head.monotonic_ns)
     memcpy(head.magic, MAGIC, 8)
 
 
@@ -157,9 +165,9 @@ def own_ring():
 
 def clock_now() -> tuple[int, int]:
     """Return this process's clock for rings, in ticks, and CLOCK_MONOTONIC in nanoseconds."""
-    cdef uint64_t first = ticks(&here)
-    cdef int64_t now = read_clock(CLOCK_MONOTONIC)
-    return first + (ticks(&here) - first) // 2, now
+    cdef uint64_t counter = 0, now = 0
+    read_clocks(&counter, &now)
+    return counter, now
 
 
 def read_ring(const unsigned char[::1] memory not None):
@@ -209,7 +217,7 @@ def read_ring(const unsigned char[::1] memory not None):
     found.sort()
     return {
         "pid": head.pid, "clock": head.clock, "ticks": head.ticks,
-        "monotonic_ns": head.monotonic_ns, "realtime_ns": head.realtime_ns,
+        "monotonic_ns": head.monotonic_ns,
         "stack_signal": head.stack_signal, "calls": last,
     }, text, found
 
