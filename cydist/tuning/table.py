@@ -152,11 +152,11 @@ OURS_IN_OPEN_MPI = (
 # leaders took 0.5 to 0.9 of the time of lanes for an all_reduce of 8 bytes to 1 MiB. For an
 # all_gather and a reduce_scatter of 16 KiB and more lanes took 0.4 to 0.8 of that of leaders: each
 # rank sends its own block without a copy. Hosts with more cores gain more from lanes. The limits of
-# all_to_all, scan and exscan are estimates.
+# all_to_all, scan and exscan are estimates: above theirs a scan sends the fewest bytes.
 MOST_OF_LEADERS = {
     "broadcast": 512 * KiB, "all_reduce": 512 * KiB, "reduce": 512 * KiB,
     "all_gather": 8 * KiB, "reduce_scatter": 8 * KiB, "all_to_all": 8 * KiB,
-    "scan": 64 * KiB, "exscan": 64 * KiB,
+    "scan": 32 * KiB, "exscan": 32 * KiB,
 }  # fmt: skip
 SEVERAL_HOSTS = "on one host there is nothing to measure"
 
@@ -308,13 +308,14 @@ def _size_class(nbytes: int) -> int:
 
 
 def choose_for_equal_blocks(
-    collective: str, nbytes: int, ranks: int, windows: bool, library: str = ""
-) -> str:
+    collective: str, nbytes: int, ranks: int, windows: bool, library: str = "", *,
+    hosts: bool = False, consecutive: bool = False,
+) -> str:  # fmt: skip
     """Return the same for blocks of one size, if that is known before the call."""
     known = collective not in UNSIZED
     return choose(
         collective, nbytes if known else 0, ranks, windows,
-        even=known, commutative=True, library=library,
+        even=known, commutative=True, library=library, hosts=hosts, consecutive=consecutive,
     )  # fmt: skip
 
 
