@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from cydist.bench.workers import WorkerError
 
 SUBJECTS = (
-    "collectives", "kernels", "overlap", "paths", "startup", "rendezvous", "memory", "tune",
+    "collectives", "job", "kernels", "overlap", "paths", "startup", "rendezvous", "memory", "tune",
 )  # fmt: skip
 
 

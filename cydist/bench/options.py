@@ -23,6 +23,7 @@ OVER_TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
 
 SUBJECTS = """
 The other subjects, each with a --help of its own:
+  python -m cydist.bench job        the same as a job of any launcher, also on several hosts
   python -m cydist.bench kernels    reductions, packing and flattening, against numpy and torch
   python -m cydist.bench overlap    how much of an asynchronous all_reduce computing hides
   python -m cydist.bench paths      what the general path takes beyond the fast path

@@ -134,10 +134,15 @@ class Cydist(TorchLike):
         if self._backend.startswith("torch:"):
             return "torch's"
         library = "" if self.windows else getattr(group.WORLD, "library", "")
-        return tuning_table.choose_for_equal_blocks(op, nbytes, self.size, self.windows, library)
+        native = getattr(group.WORLD, "native", None)
+        return tuning_table.choose_for_equal_blocks(
+            op, nbytes, self.size, self.windows, library,
+            hosts=getattr(native, "hosts", False),
+            consecutive=getattr(native, "consecutive", False),
+        )  # fmt: skip
 
 
-def torch_with(backend: str) -> Library:
+def torch_with(backend: str, **init_arguments: Any) -> Library:
     """Return torch.distributed with one of its backends, and with one thread per rank, as for all
     peers."""
     torch: Any = importlib.import_module("torch")
@@ -145,7 +150,7 @@ def torch_with(backend: str) -> Library:
     if backend == "cydist":
         importlib.import_module("cydist.interop.torch")  # for a cydist that is not installed
     torch.set_num_threads(1)
-    distributed.init_process_group(backend)
+    distributed.init_process_group(backend, **init_arguments)
     about = {"version": f"torch {torch.__version__}", "transport": backend}
     return TorchLike(distributed, as_tensor, about)
 

@@ -1,0 +1,70 @@
+"""`python -m cydist.bench job`: collectives of a job that a launcher has started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs_on_hosts import job_on
+from network_hosts import network_of, require_hosts
+
+from cydist.bench import job
+
+LIMIT = 100.0
+PORT = 29880
+ARGUMENTS = ["-m", "cydist.bench", "job", "--ops", "all_reduce,barrier", "--rounds", "2"]
+
+
+def test_a_job_of_one_host(tmp_path: Path) -> None:
+    """Any launcher of one host will do; nothing is sent to others."""
+    file = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", *ARGUMENTS, "--sizes", "1Ki",
+         "--json", str(file)],
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 on 1 host: 0 0" in done.stdout
+    found: dict[str, Any] = json.loads(file.read_text())
+    assert [cell["op"] for cell in found["cells"]] == ["all_reduce", "barrier"]
+    for cell in found["cells"]:
+        assert cell["participants"]["cydist"]["wrong"] == 0
+        assert len(cell["participants"]["cydist"]["rounds"]) == 2
+
+
+def test_a_job_of_two_hosts(tmp_path: Path) -> None:
+    """It says what each host sends for a call, and which share of the link that is."""
+    require_hosts()
+    nbytes, file = 1 << 20, tmp_path / "figures.json"
+    command = [*ARGUMENTS, "--sizes", nbytes, "--rate", "10gbit", "--json", file]
+    with (
+        network_of(2, tmp_path / "hosts") as (_, hosts),
+        job_on(hosts, [0, 1, 0, 1], command, tmp_path, PORT) as ranks,
+    ):
+        lines = []
+        while line := ranks[0].line(LIMIT):
+            lines.append(line)
+        assert [rank.ended(LIMIT) for rank in ranks] == [0] * 4
+    assert any(line.endswith("4 on 2 hosts: 0 1 0 1") for line in lines)
+    (row,) = [line.split() for line in lines if line.startswith("all_reduce ")]
+    assert row[2:4] == ["cydist", "lanes"]
+    assert row[-1].endswith("%")
+    sent = json.loads(file.read_text())["cells"][0]["host_sends"]["cydist"]
+    assert nbytes <= sent <= 1.1 * nbytes
+
+
+@pytest.mark.parametrize(("text", "bits"), [("1gbit", 1e9), ("2.5Gbit", 2.5e9), ("100mbit", 1e8)])
+def test_rates(text: str, bits: float) -> None:
+    """As tc takes them."""
+    assert job.rate(text) == bits
+
+
+@pytest.mark.parametrize("text", ["", "1", "0gbit", "gbit", "1gb"])
+def test_wrong_rates(text: str) -> None:
+    """Anything else is refused."""
+    with pytest.raises(ValueError, match="is not a rate"):
+        job.rate(text)
