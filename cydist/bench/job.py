@@ -13,6 +13,7 @@ import gc
 import os
 import re
 import socket
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,10 +173,10 @@ class JobLibrary:
             self.sent.append(self._sent_by_busiest(answers) / (command["iterations"] + 1))
         return answers
 
-    @property
-    def sent_per_call(self) -> float:
-        """Return the bytes of the round in which the busiest host sent the fewest."""
-        return min(self.sent)
+    def sent_per_call(self, rounds: int) -> float:
+        """Return the median of the last rounds: those before them only find how many calls one
+        takes."""
+        return statistics.median(self.sent[-rounds:])
 
     def _sent_by_busiest(self, answers: Sequence[Answer]) -> int:
         counters: dict[str, list[tuple[int, int]]] = {}
@@ -208,7 +209,7 @@ def _drive(
     rows, sent = [], []
     for case, row in run_cases(wanted, running, given.rounds):
         rows.append((case, row))
-        sent.append({each.name: each.sent_per_call for each in running if each.sent})
+        sent.append({each.name: each.sent_per_call(given.rounds) for each in running if each.sent})
         for each in running:
             print(_line(case, row, each, given.rate), flush=True)
         for said in report.failures(case, row):
@@ -217,8 +218,8 @@ def _drive(
     for line in filter(None, report.summary_lines(rows)):
         print(line)
     figures = report.document(about, rows, ranks)
-    for cell, each in zip(figures["cells"], sent, strict=True):
-        cell["host_sends"] = each
+    for cell, of_cell in zip(figures["cells"], sent, strict=True):
+        cell["host_sends"] = of_cell
     report.save(figures, given.json)
     ours = [row[report.OURS] for _, row in rows]
     return int(any(each.failure or each.wrong for each in ours))
@@ -242,7 +243,7 @@ def _line(case: Case, row: Row, of: JobLibrary, link: float | None) -> str:
     text = f"{case.op:<14} {case.nbytes:>10} {of.name:<8} {found.algorithm:<16}"
     if found.failure or not found.rounds:
         return f"{text} {'failed':>11}"
-    sent = of.sent_per_call
+    sent = of.sent_per_call(len(found.rounds))
     gained = "" if of.name == report.OURS else f"{ratio(row[report.OURS], found):.2f}"
     share = f"{sent / case.nbytes:.2f}" if case.nbytes else ""
     speed = 8 * sent / found.median
