@@ -243,6 +243,17 @@ def test_hosts_with_several_ranks_are_used(collective, nbytes):
     assert chosen(collective, nbytes, False, False) not in ROWS
 
 
+@pytest.mark.parametrize("library", ["Open MPI", "MPICH"])
+@pytest.mark.parametrize("nbytes", [8, 1 << 24])
+@pytest.mark.parametrize("collective", tuning_table.IN_LIBRARIES)
+def test_hosts_come_before_a_library(collective, nbytes, library):
+    """Over several hosts a library carries messages; on one rank per host it has its own."""
+    name = tuning_table.choose(
+        collective, nbytes, 4, False, even=True, commutative=True, library=library, hosts=True
+    )
+    assert (collective, name) in ROWS
+
+
 @pytest.mark.parametrize("collective", tuning_table.COLLECTIVES[1:])
 def test_scans_need_consecutive_ranks(collective):
     """Other collectives are hierarchical wherever the ranks are."""

@@ -102,10 +102,11 @@ NUMBERS = {
     "tree": {"broadcast": 58, "reduce": 59},
     "leaders": {
         "broadcast": 60, "all_reduce": 61, "reduce": 62, "all_gather": 63, "reduce_scatter": 64,
-        "barrier": 65,
+        "barrier": 65, "gather": 71, "scatter": 72, "all_to_all": 73, "scan": 75, "exscan": 76,
     },
     "lanes": {
         "broadcast": 66, "all_reduce": 67, "reduce": 68, "all_gather": 69, "reduce_scatter": 70,
+        "all_to_all": 74, "scan": 77, "exscan": 78,
     },
 }  # fmt: skip
 

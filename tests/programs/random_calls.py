@@ -1,6 +1,6 @@
 """A rank that makes random calls back to back, and compares every result bit for bit.
 
-    random_calls.py SEED CALLS
+    random_calls.py SEED CALLS [BACKEND]
 
 All ranks draw the same calls from one seed: which collective, of which group, type, operation,
 root and size, and whether others begin before it is waited for. Says `ok` at the end.
@@ -211,9 +211,9 @@ def groups(rank: int, size: int) -> list[Members]:
     return found
 
 
-def main(seed: int, calls: int) -> None:
+def main(seed: int, calls: int, backend: str = "tcp") -> None:
     """Make the calls."""
-    dist.init_process_group("tcp", timeout=60)
+    dist.init_process_group(backend, timeout=60)
     draw = random.Random(seed)
     known = groups(dist.get_rank(), dist.get_world_size())
     begun: list[tuple[Any, Check]] = []
@@ -238,4 +238,4 @@ def main(seed: int, calls: int) -> None:
     print("ok", flush=True)
 
 
-main(int(sys.argv[1]), int(sys.argv[2]))
+main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

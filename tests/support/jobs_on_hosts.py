@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from network_hosts import Host, Process
+from network_hosts import ROOT, Host, Process
 
 # The host of each rank
 PLACEMENTS = {
@@ -42,3 +42,42 @@ def job_on(
             ))  # fmt: skip
             stack.callback(ranks[-1].end)
         yield ranks
+
+
+# Starts Open MPI's daemon on a host: AGENT [OPTION ...] ADDRESS COMMAND ...
+AGENT = """#!/bin/sh
+while :; do case "$1" in -*) shift ;; *) break ;; esac; done
+case "$1" in
+{cases}
+esac
+shift
+exec nsenter --target=$pid --net --uts --ipc --pid --mount -- sh -c "cd {root}; $*"
+"""
+
+
+def mpirun_on(
+    python: str,
+    hosts: Sequence[Host],
+    places: Sequence[int],
+    program: Sequence[object],
+    environ: Mapping[str, str],
+    directory: Path,
+) -> list[str]:
+    """Return the command that runs a program by the Open MPI beside an interpreter, on all hosts
+    but the last, which mpirun needs. The ranks of a host are neighbours."""
+    *hosts, launcher = hosts
+    agent = directory / "agent"
+    cases = "\n".join(f"{each.address}) pid={each.inside.pid} ;;" for each in hosts)
+    agent.write_text(AGENT.format(cases=cases, root=ROOT))
+    agent.chmod(0o700)
+    slots = ",".join(f"{host.address}:{places.count(host.number)}" for host in hosts)
+    passed = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "CYDIST_TUNING": "off", **environ}
+    return [
+        *launcher.in_network(), str(Path(python).parent / "mpirun"), "--allow-run-as-root",
+        "--host", slots, "-n", str(len(places)), "--map-by", "slot:oversubscribe",
+        "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(agent),
+        "--prtemca", "prte_if_include", "eth", "--mca", "btl_tcp_if_include", "eth",
+        "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "mpi_yield_when_idle", "1",
+        *(part for name, value in passed.items() for part in ("-x", f"{name}={value}")),
+        python, *map(str, program),
+    ]  # fmt: skip

@@ -75,7 +75,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         MpiEndpoint(MPI, comm, link, messages, hosts).share().release()
         raise
     return MpiGroup(
-        MpiEndpoint(MPI, comm, link, messages, hosts, reports),
+        MpiEndpoint(MPI, comm, link, messages, hosts, reports, domains),
         options.group_rank,
         range(options.group_size),
         timeout=options.timeout,
