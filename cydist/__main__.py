@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cydist.launch import hang_report, run_files
+from cydist.launch import hang_report, rank_records
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = it.parse_args(argv)
     try:
         if given.command == "jobs":
-            for job in run_files.jobs():
-                print(run_files.describe_job(job))
+            for job in rank_records.jobs():
+                print(rank_records.describe_job(job))
         else:
-            job = run_files.find_job(given.job)
+            job = rank_records.find_job(given.job)
             if given.command == "ps":
                 text = hang_report.report(job, hang_report.observe(job))
             else:

@@ -131,7 +131,8 @@ RECORDER = Variable(
 RUN_FILES = Variable(
     ("CYDIST_RUN_FILES",),
     "",
-    "directory where ranks keep their last calls for `python -m cydist ps`; set by cydistrun",
+    "directory where ranks keep their last calls for `cydist ps DIR`; cydistrun sets it, for other "
+    "launchers you do",
 )
 FAILPOINT = Variable(
     ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"

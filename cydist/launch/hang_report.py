@@ -11,14 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cydist.errors import listed
-from cydist.launch.run_files import (
-    JobFile,
-    RankRecord,
-    describe_job,
-    pids,
-    read_ranks,
-    running_calls,
-)
+from cydist.launch.rank_records import RankRecord, describe_job, pids, read_ranks, running_calls
+from cydist.launch.run_files import JobFile
 from cydist.recorder.snapshot import describe_call
 
 LOOK_SECONDS = 0.2  # over which a process's use of the processor is measured

@@ -490,18 +490,21 @@ class Job:
         if self._stage is not JobStage.RUNNING or not self._hangs.hung(self._files):
             return
         from cydist.launch.hang_report import hang_report
+        from cydist.launch.rank_records import read_job
 
         self._print(f"cydistrun: a call takes longer than {limit:g} s (--report-hangs):\n")
-        self._print(hang_report(run_files.read_job(self._files)))
+        self._print(hang_report(read_job(self._files)))
 
     def _write_dumps(self) -> None:
         """Write the last calls of all ranks, where the user wants them: a killed one cannot."""
         directory = config.RECORDER.get()
         if not directory or not self._files:
             return
+        from cydist.launch import rank_records  # loads compiled code
+
         try:
-            ranks = run_files.read_ranks(run_files.read_job(self._files))
-            run_files.write_dumps(ranks, directory)
+            ranks = rank_records.read_ranks(rank_records.read_job(self._files))
+            rank_records.write_dumps(ranks, directory)
         except (OSError, ValueError) as error:
             self._print(f"cydistrun: CYDIST_RECORDER: {error}\n")
 

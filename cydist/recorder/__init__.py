@@ -118,6 +118,7 @@ def _begin() -> None:
     _begun_by, _groups = os.getpid(), 0
     if directory := config.RUN_FILES.get():
         try:
+            os.makedirs(directory, 0o700, exist_ok=True)
             _native.open_ring(os.path.join(directory, f"ring-{os.getpid()}"))
             _let_signal_write_stacks(os.path.join(directory, f"stacks-{os.getpid()}"))
         except OSError:

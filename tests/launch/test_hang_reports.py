@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from attacks import free_port
 
-from cydist.launch import hang_report, run_files
+from cydist.launch import hang_report, rank_records, run_files
 
 if TYPE_CHECKING:
     from conftest import Launcher
@@ -190,6 +191,29 @@ def test_jobs_are_listed(launcher: Launcher, place: dict[str, str]) -> None:
     assert "no job fits 'third', there are:\n" in done.stderr
 
 
+def test_ranks_of_another_launcher(launcher: Launcher, tmp_path: Path) -> None:
+    """Ranks keep their files where CYDIST_RUN_FILES says, and the command takes the directory."""
+    files = tmp_path / "files"
+    script = launcher.script(STRAGGLER)
+    env = {"CYDIST_RUN_FILES": str(files), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+           "MASTER_PORT": str(free_port())}  # fmt: skip
+    for rank in range(2):
+        launcher.start_command(sys.executable, script, "asleep", env={**env, "RANK": str(rank)})
+    until = time.monotonic() + DEADLINE
+    while not re.search(WAITING, (done := cydist("hang", str(files))).stdout):
+        assert time.monotonic() < until, (done.stdout, done.stderr)
+    assert done.stdout.startswith("job files: 2 ranks\n")
+    assert "Rank 1 is late: rank 0 is in all_reduce #4" in done.stdout
+    assert "in asleep" in done.stdout
+    assert files.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_without_a_job(tmp_path: Path) -> None:
+    """Said in a sentence."""
+    done = cydist("ps", str(tmp_path))
+    assert (done.returncode, "has no files of a running job" in done.stderr) == (1, True)
+
+
 def test_no_job(place: dict[str, str]) -> None:
     """The message says where none was found."""
     done = cydist("hang", **place)
@@ -215,7 +239,7 @@ def test_another_users_note_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / run_files.JOB_FILE).write_text("{}")
     monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
     with pytest.raises(ValueError, match="is another user's"):
-        run_files.read_job(str(tmp_path))
+        rank_records.read_job(str(tmp_path))
 
 
 def test_a_reader_sees_whole_records_only(launcher: Launcher, place: dict[str, str]) -> None:
@@ -229,12 +253,12 @@ def test_a_reader_sees_whole_records_only(launcher: Launcher, place: dict[str, s
     )  # fmt: skip
     process = launcher.start("-n", "1", script, env=place)
     launcher.wait_ready(process, 1)
-    job = run_files.find_job(str(next(Path(place["TMPDIR"]).glob("cydistrun-*"))))
+    job = rank_records.find_job(str(next(Path(place["TMPDIR"]).glob("cydistrun-*"))))
     seen: set[int] = set()
     until = time.monotonic() + DEADLINE
     while len(seen) < 20_000:
         assert time.monotonic() < until, len(seen)
-        (rank,) = run_files.read_ranks(job)
+        (rank,) = rank_records.read_ranks(job)
         assert rank.dump is not None
         for call in rank.dump["calls"]:
             assert call["bytes"] == 8 * (1 + (call["seq"] - 1) % 61), call
@@ -364,7 +388,7 @@ def activity(
     if call is not None:
         calls[-1] = {**calls[-1], "waits_for": None, "state": "running", **call}  # type: ignore[dict-item]
     dump = {"groups": [{"group": 1, "name": "g", "ranks": [0, 1, 2, 3]}], "calls": calls}
-    record = run_files.RankRecord(rank, 100 + rank, dump, 0)
+    record = rank_records.RankRecord(rank, 100 + rank, dump, 0)
     last = calls[-1] if calls else None
     return hang_report.Activity(record, process, 0.0, last if call is not None else None, last)
 
