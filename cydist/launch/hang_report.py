@@ -272,7 +272,7 @@ def stacks_of(activity: Activity, directory: str) -> str:
     record = activity.record
     if not activity.process:
         return "its process has ended"
-    spied = _by_py_spy(record.pid)
+    spied = _by_py_spy(record.pid, activity.process in "Tt")
     if spied:
         return spied
     if activity.process in "Tt":
@@ -330,17 +330,19 @@ def _is_cydists(thread: str) -> bool:
     return bool(outer) and _PACKAGE in outer[-1] and "/launch/" not in outer[-1]
 
 
-def _by_py_spy(pid: int) -> str:
-    """Return stacks with native frames, if py-spy is installed and may look."""
+def _by_py_spy(pid: int, stopped: bool) -> str:
+    """Return stacks with native frames, if py-spy is installed and may look. Those of a stopped
+    process have none, since py-spy would wait for it."""
     program = shutil.which("py-spy")
     if program is None:
         return ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            [program, "dump", "--native", "--nonblocking", "--pid", str(pid)],
-            capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=True,
-        )  # fmt: skip
-        return done.stdout.strip()
+    for way in ["--nonblocking"] if stopped else ["--native", "--nonblocking"]:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                [program, "dump", way, "--pid", str(pid)], capture_output=True, text=True,
+                timeout=PY_SPY_SECONDS, check=True,
+            )  # fmt: skip
+            return done.stdout.strip()
     return ""
 
 

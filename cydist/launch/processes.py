@@ -125,6 +125,12 @@ def parent_of(pid: int) -> int | None:
     return None if process is None or process.parent <= 0 else process.parent
 
 
+def started_at(pid: int) -> int | None:
+    """Return when a process began, in clock ticks; None: there is none with this pid."""
+    process = _read(pid)
+    return None if process is None or process.zombie else process.started
+
+
 def descendants(besides: Collection[int] = ()) -> list[Process]:
     """Return every living or unreaped process below this one, parents first.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cydist import _native
+from cydist.launch.processes import started_at
 from cydist.launch.run_files import JOB_FILE, JobFile
 from cydist.recorder import snapshot
 
@@ -49,6 +50,7 @@ def read_job(directory: str) -> JobFile:
             directory,
             str(note["run_id"]),
             int(note["launcher"]),
+            int(note["started"]),
             int(note["world_size"]),
             int(note["node"]),
             int(note["nodes"]),
@@ -66,7 +68,7 @@ def _job_without_note(directory: str) -> JobFile:
     if not sizes:
         raise ValueError(f"{directory} has no files of a running job")
     name = os.path.basename(os.path.abspath(directory))
-    return JobFile(directory, name, 0, max(sizes), 0, 1, [], {})
+    return JobFile(directory, name, 0, 0, max(sizes), 0, 1, [], {})
 
 
 def jobs() -> list[JobFile]:
@@ -77,7 +79,8 @@ def jobs() -> list[JobFile]:
         if name.startswith(PREFIX):
             with contextlib.suppress(OSError, ValueError):
                 job = read_job(os.path.join(place, name))
-                if os.path.exists(f"/proc/{job.launcher}"):
+                # Another process may have its pid by now, or it ran in a container.
+                if started_at(job.launcher) == job.started:
                     found.append(job)
     return sorted(found, key=lambda job: job.launcher)
 

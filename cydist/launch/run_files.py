@@ -14,7 +14,7 @@ import socket
 from typing import NamedTuple
 
 from cydist.launch.options import LaunchOptions
-from cydist.launch.processes import parent_of
+from cydist.launch.processes import parent_of, started_at
 
 JOB_FILE = "job.json"
 
@@ -26,6 +26,7 @@ class JobFile(NamedTuple):
         directory: Where the job's files are.
         run_id: The job's name.
         launcher: The pid of the process that the user started; 0: it is no cydistrun.
+        started: When it began, in the system's clock ticks.
         world_size: Ranks on all hosts.
         node: This host's number, of `nodes`.
         command: What the ranks run.
@@ -35,6 +36,7 @@ class JobFile(NamedTuple):
     directory: str
     run_id: str
     launcher: int
+    started: int
     world_size: int
     node: int
     nodes: int
@@ -48,9 +50,11 @@ def write_job(
     """Write the launcher's note. Without a directory, or if that is full, there is none."""
     if not directory:
         return
+    launcher = _outer_process()
     note = {
         "run_id": options.run_id,
-        "launcher": _outer_process(),
+        "launcher": launcher,
+        "started": started_at(launcher),
         "world_size": world_size,
         "node": options.node_rank,
         "nodes": options.nodes,

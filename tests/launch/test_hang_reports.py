@@ -247,6 +247,45 @@ def test_a_directory_without_a_job(tmp_path: Path) -> None:
     assert (done.returncode, "has no files of a running job" in done.stderr) == (1, True)
 
 
+def test_a_dead_launchers_files_are_no_job(launcher: Launcher, place: dict[str, str]) -> None:
+    """Another process may have its pid now: its start differs."""
+    process = start_straggler(launcher, "asleep", 2, **place)
+    (directory,) = Path(place["TMPDIR"]).glob("cydistrun-*")
+    note = json.loads((directory / "job.json").read_text())
+    assert len(cydist("jobs", **place).stdout.splitlines()) == 1
+    (directory / "job.json").write_text(json.dumps(note | {"started": note["started"] - 1}))
+    assert cydist("jobs", **place).stdout == ""
+    assert "2 ranks" in cydist("ps", str(directory)).stdout, process
+
+
+FAKE_PY_SPY = """#!/bin/sh
+case "$*" in
+*--native*) [ "$SPIED" = native ] && echo "native stack of $4" || exit 1 ;;
+*) [ "$SPIED" = none ] && exit 1 || echo "stack of $4" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("spied", "process", "expected"),
+    [
+        ("native", "S", "native stack of 101"), ("python", "S", "stack of 101"),
+        ("native", "T", "stack of 101"), ("none", "T", "none: the process is stopped"),
+        ("none", "S", "none: it has made no group yet"),
+    ],
+)  # fmt: skip
+def test_stacks_by_py_spy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spied: str, process: str, expected: str
+) -> None:
+    """Native ones where they can be had, and cydist's own way where py-spy may not look."""
+    (tmp_path / "py-spy").write_text(FAKE_PY_SPY)
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SPIED", spied)
+    found = hang_report.stacks_of(activity(1, None, [1], process), str(tmp_path))
+    assert found.startswith(expected)
+
+
 def test_no_job(place: dict[str, str]) -> None:
     """The message says where none was found."""
     done = cydist("hang", **place)
