@@ -281,7 +281,7 @@ def parser() -> Parser:
     )  # fmt: skip
     add(
         out, "--tee", "-t", default="0", metavar="WHICH",
-        help="to log files and the console; as --redirects",
+        help="to log files and the console; as --redirects, over which it wins",
     )  # fmt: skip
     add(
         out, "--local-ranks-filter", default="", metavar="RANKS",

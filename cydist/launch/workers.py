@@ -107,7 +107,8 @@ class Worker:
     def _stream(self, stream: int, options: LaunchOptions, stack: contextlib.ExitStack) -> int:
         """Return the descriptor that the worker gets as `stream`: its log file, or a pipe to the
         launcher."""
-        if options.redirects.get(self.local_rank, 0) & stream:
+        rank = self.local_rank
+        if options.redirects.get(rank, 0) & ~options.tee.get(rank, 0) & stream:
             return self.logs[stream].fd
         ours, theirs = os.pipe()
         stack.callback(os.close, theirs)

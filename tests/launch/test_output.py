@@ -99,6 +99,10 @@ def logs_of(directory: Path) -> dict[str, str]:
             ["0/stderr", "0/stdout", "1/stderr"], id="tee",
         ),
         pytest.param(
+            ["-r", "3", "-t", "1"], ["[0] out", "[1] out"],
+            ["0/stderr", "0/stdout", "1/stderr", "1/stdout"], id="tee of what is redirected",
+        ),
+        pytest.param(
             ["--local-ranks-filter", "1"], ["[1] err", "[1] out"],
             ["0/stderr", "0/stdout", "1/stderr", "1/stdout"], id="filter and logs",
         ),
