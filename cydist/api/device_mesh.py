@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -23,7 +24,7 @@ from cydist.api.process_groups import (
     usable_group,
 )
 from cydist.api.subgroups import new_subgroups_by_enumeration
-from cydist.errors import MismatchError
+from cydist.errors import MismatchError, UnsupportedError
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 
@@ -63,7 +64,9 @@ class DeviceMesh:
     Raises:
         ValueError: The ranks, names or backends are wrong. No group but the default one was made,
             and you can call it again.
-        UnsupportedError: The default group does not serve such arrays.
+        TypeError: The names are of another type.
+        UnsupportedError: The default group does not serve such arrays, or `device_type` has a
+            number.
         MismatchError: The ranks make different meshes. The groups that there were stay usable.
 
     Examples:
@@ -91,6 +94,12 @@ class DeviceMesh:
         ranks = _ranks_of(mesh)
         names = _checked_names(mesh_dim_names, ranks.ndim)
         chosen = _overrides(backend_override or {}, names, ranks.ndim)
+        kind = str(device_type).partition(":")[0]
+        if kind != device_type:
+            raise UnsupportedError(
+                f"DeviceMesh: device_type is the kind of memory without a number: {kind!r}, not "
+                f"{device_type!r}. Calls use the device of their arrays"
+            )
         _default_group().for_device(device_type)
         _check_alike(device_type, ranks, names, chosen)
         self._set(device_type, ranks, names, [], [(dim,) for dim in range(ranks.ndim)])
@@ -308,6 +317,7 @@ class DeviceMesh:
         Raises:
             RuntimeError: The mesh has no names.
             KeyError: There is no such name, or their order is another.
+            TypeError: These are no names.
 
         Examples:
             >>> mesh = dist.DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("a", "b"))
@@ -316,7 +326,12 @@ class DeviceMesh:
         """
         if self.mesh_dim_names is None:
             raise RuntimeError(f"{self} has no mesh_dim_names to slice it by")
-        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else mesh_dim_names
+        if not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
+            raise TypeError(
+                f"a mesh is sliced by names of {self.mesh_dim_names}, not by {mesh_dim_names!r}"
+            )
+        names = tuple(names)
         root = self._root or self
         if len(names) == 1 and names[0] in root._flattened:
             return root._flattened[names[0]]
@@ -461,7 +476,9 @@ def init_device_mesh(
     Raises:
         ValueError: The shape does not fit the number of ranks, or names or backends are wrong. No
             group but the default one was made, and you can call it again.
-        UnsupportedError: The default group does not serve such arrays.
+        TypeError: The shape or the names are of another type.
+        UnsupportedError: The default group does not serve such arrays, or `device_type` has a
+            number.
         MismatchError: The ranks make different meshes. The groups that there were stay usable.
 
     Examples:
@@ -471,7 +488,14 @@ def init_device_mesh(
     """
     if not is_initialized():
         init_process_group()
-    shape, size = tuple(mesh_shape), get_world_size()
+    size = get_world_size()
+    try:
+        shape = tuple(operator.index(each) for each in mesh_shape)
+    except TypeError:
+        raise TypeError(
+            "init_device_mesh: mesh_shape must be the number of ranks along each dimension, such "
+            f"as ({size},), not {mesh_shape!r}"
+        ) from None
     if not shape or any(each < 1 for each in shape) or np.prod(shape) != size:
         raise ValueError(
             f"init_device_mesh: mesh_shape {shape} is for {np.prod(shape)} ranks, and there are "
@@ -491,9 +515,12 @@ def _default_group() -> ProcessGroup:
 
 def _ranks_of(mesh: npt.ArrayLike) -> Ranks:
     """Return the ranks as an array. Raises ValueError if they are none."""
-    found = np.asarray(mesh)
+    try:
+        found = np.asarray(mesh)
+    except ValueError:  # rows of different lengths
+        found = np.empty(0)
     if found.ndim == 0 or found.size == 0 or not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"DeviceMesh: mesh must be an array of global ranks, not {mesh!r}")
+        raise ValueError(f"DeviceMesh: mesh must be an array of global ranks, with rows of one length, not {mesh!r}")
     ranks = found.astype(np.int64)
     size = current_world().size
     if ranks.min() < 0 or ranks.max() >= size or len(np.unique(ranks)) != ranks.size:
@@ -506,6 +533,11 @@ def _ranks_of(mesh: npt.ArrayLike) -> Ranks:
 def _checked_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:
     if names is None:
         return None
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(
+            f"DeviceMesh: mesh_dim_names must be a sequence of names, such as ('a', 'b'), not "
+            f"{names!r}"
+        )
     found = tuple(names)
     if len(set(found)) != ndim or len(found) != ndim:
         raise ValueError(

@@ -206,8 +206,8 @@ def test_ranks_that_make_different_meshes_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "mesh", [[], 0, [0, 0], [0, 2], [-1, 0], [0.0, 1.0]],
-    ids=["empty", "a number", "twice", "unknown", "negative", "floats"],
+    "mesh", [[], 0, [0, 0], [0, 2], [-1, 0], [0.0, 1.0], [[0], [0, 1]]],
+    ids=["empty", "a number", "twice", "unknown", "negative", "floats", "ragged"],
 )  # fmt: skip
 def test_wrong_ranks_are_refused(mesh: Any) -> None:
     """Before any traffic."""
@@ -237,6 +237,52 @@ def test_wrong_names_are_refused(names: tuple[str, ...]) -> None:
     def body(rank: int) -> None:
         with pytest.raises(ValueError, match="as many different mesh_dim_names"):
             dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=names)
+
+    run_threads(body, 2)
+
+
+@pytest.mark.parametrize("shape", [2, None, "2", (2.0,), ("2",)])
+def test_a_shape_that_is_none_is_refused(shape: Any) -> None:
+    """With what to pass in its place."""
+
+    def body(rank: int) -> None:
+        with pytest.raises(TypeError, match=r"mesh_shape must be .* such as \(2,\), not "):
+            dist.init_device_mesh("cpu", shape)
+
+    run_threads(body, 2)
+
+
+def test_a_text_in_place_of_names_is_refused() -> None:
+    """It is not taken for its letters."""
+
+    def body(rank: int) -> None:
+        for names in ("dp", 5):
+            with pytest.raises(TypeError, match=r"mesh_dim_names must be a sequence of names"):
+                dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=names)  # type: ignore[arg-type]
+
+    run_threads(body, 2)
+
+
+@pytest.mark.parametrize("device_type", ["cpu:0", "cuda:1"])
+def test_a_device_with_a_number_is_refused(device_type: str) -> None:
+    """Each rank has a device of its own."""
+
+    def body(rank: int) -> None:
+        kind = device_type.partition(":")[0]
+        with pytest.raises(dist.UnsupportedError, match=f"without a number: '{kind}', not '{device_type}'"):
+            dist.init_device_mesh(device_type, (2,))
+
+    run_threads(body, 2)
+
+
+@pytest.mark.parametrize("names", [0, None, (0, "b")])
+def test_a_slice_by_something_else_than_names_is_refused(names: Any) -> None:
+    """With the names that there are."""
+
+    def body(rank: int) -> None:
+        mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
+        with pytest.raises(TypeError, match=r"by names of \('a', 'b'\), not "):
+            mesh[names]
 
     run_threads(body, 2)
 
