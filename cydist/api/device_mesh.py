@@ -520,7 +520,9 @@ def _ranks_of(mesh: npt.ArrayLike) -> Ranks:
     except ValueError:  # rows of different lengths
         found = np.empty(0)
     if found.ndim == 0 or found.size == 0 or not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"DeviceMesh: mesh must be an array of global ranks, with rows of one length, not {mesh!r}")
+        raise ValueError(
+            f"DeviceMesh: mesh must be an array of global ranks, with rows of one length, not {mesh!r}"
+        )
     ranks = found.astype(np.int64)
     size = current_world().size
     if ranks.min() < 0 or ranks.max() >= size or len(np.unique(ranks)) != ranks.size:

@@ -732,7 +732,12 @@ def abort(group: AnyGroup = None) -> None:
 def check_group(group: Any) -> None:
     """Raise TypeError if this is not a group, but a rank or a list in its place."""
     if not (group is None or isinstance(group, ProcessGroup | NonMember)):
-        raise TypeError(f"group must come from new_group, not {group!r}")
+        if isinstance(getattr(group, "host", None), ProcessGroup):
+            raise TypeError(
+                "group is torch's, not cydist's: pass its attribute `host`, the cydist group that "
+                f"it communicates through, in place of {group!r}"
+            )
+        raise TypeError(f"group must come from cydist's new_group, not {group!r}")
 
 
 def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:

@@ -7,6 +7,7 @@ one more round trip per call. Groups that are made with neither setting have no 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import _native, config
 from cydist._native import CallRecord
-from cydist.errors import MismatchError, NonFiniteError, counted, listed
+from cydist.errors import DistError, MismatchError, NonFiniteError, counted, listed
 from cydist.groups.consistency import Fields, describe_differences
 from cydist.groups.nonfinite import first_nonfinite
 from cydist.reduce_ops import Op, op_name
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 FIRST_BYTES = 512  # longer descriptions take a second round
 TAG = -1  # of derived collectives
-NOT_OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, f"{os.sep}torch{os.sep}")
+# Frames of these are not the program's: cydist, and what calls the end of a `with` block.
+NOT_THE_PROGRAM = (os.path.dirname(os.path.dirname(__file__)) + os.sep, contextlib.__file__)
 
 
 class CheckedCall(NamedTuple):
@@ -84,7 +86,7 @@ class CallChecks:
         if not (self.detail or (self.nonfinite and floats)):
             return
         own = _described(call, bad)
-        calls = [own] if group.size() == 1 else _exchange(group, call.name, own, timeout)
+        calls = [own] if group.size() == 1 else _exchange(group, call.name, number, own, timeout)
         if self.detail:
             _compare(group, call, number, calls)
         for rank, each in enumerate(calls):
@@ -159,16 +161,22 @@ def _described(call: CheckedCall, bad: str | None) -> dict[str, Any]:
 
 def _place() -> str:
     """Return where the program made the call, "train.py:12"."""
+    libraries = NOT_THE_PROGRAM
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:
+        libraries += (os.path.dirname(torch.__file__) + os.sep,)
     frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(NOT_OURS[0]) or NOT_OURS[1] in frame.f_code.co_filename
-    ):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _exchange(
-    group: ProcessGroup, name: str, own: dict[str, Any], timeout: float | timedelta | None
+    group: ProcessGroup,
+    name: str,
+    number: int,
+    own: dict[str, Any],
+    timeout: float | timedelta | None,
 ) -> list[dict[str, Any]]:
     """Return all members' descriptions, by group rank. An exception fails the group."""
     import json  # slow to import, and most jobs need none
@@ -190,7 +198,15 @@ def _exchange(
             length = int.from_bytes(head[:8], "little")
             parts[rank] = (head[8:] + tail)[:length]
 
-    host.execute(f"comparison before {name}", body, timeout=timeout)
+    what = f"comparison before {name}"
+    try:
+        host.execute(what, body, timeout=timeout)
+    except DistError as error:
+        # What failed is a part of the comparison, such as a receive, which the program did not call.
+        if error.args and not str(error).startswith(what):
+            error.op, error.seq = name, number
+            error.args = (f"{what} #{number}: {error.args[0]}", *error.args[1:])
+        raise
     return [json.loads(part) for part in parts]
 
 

@@ -148,6 +148,19 @@ def test_every_difference_of_the_contract(
 
 
 @pytest.mark.usefixtures("detail")
+def test_the_line_of_a_coalesced_call(backend: str) -> None:
+    """Is the program's, not that of the library that ends the block."""
+
+    def call(rank: int) -> None:
+        with dist._coalescing_manager():
+            dist.all_reduce(ones(2 + rank))
+            dist.all_reduce(ones(3))
+
+    for message in all_fail(backend, call, dist.MismatchError):
+        assert re.findall(r"at (\w+\.py):\d+", message) == ["test_call_checks.py"] * RANKS
+
+
+@pytest.mark.usefixtures("detail")
 def test_the_others_of_a_mismatch(backend: str) -> None:
     """The error's `ranks` are those whose call is not this rank's."""
 
@@ -212,6 +225,24 @@ def test_the_number_of_a_call(
     errors = run_threads(before_a_mismatch(calls), RANKS, backend)
     assert [error.seq for error in errors] == [count + 1] * RANKS
     assert all(f"all_reduce #{count + 1} on group '0': " in str(error) for error in errors)
+
+
+@pytest.mark.usefixtures("detail")
+def test_a_rank_that_does_not_come(backend: str) -> None:
+    """The timeout names the call that waited, on all ranks that made it."""
+
+    def body(rank: int) -> Any:
+        dist.barrier()
+        if rank == 2:
+            return None
+        with pytest.raises(dist.DistTimeoutError) as caught:
+            dist.all_reduce(ones(3), timeout=0.5)
+        return caught.value
+
+    *errors, _ = run_threads(body, RANKS, backend)
+    assert [(error.op, error.seq) for error in errors] == [("all_reduce", 2)] * 2
+    for error in errors:
+        assert str(error).startswith("comparison before all_reduce #2: "), error
 
 
 @pytest.mark.usefixtures("detail")

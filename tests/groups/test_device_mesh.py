@@ -269,7 +269,9 @@ def test_a_device_with_a_number_is_refused(device_type: str) -> None:
 
     def body(rank: int) -> None:
         kind = device_type.partition(":")[0]
-        with pytest.raises(dist.UnsupportedError, match=f"without a number: '{kind}', not '{device_type}'"):
+        with pytest.raises(
+            dist.UnsupportedError, match=f"without a number: '{kind}', not '{device_type}'"
+        ):
             dist.init_device_mesh(device_type, (2,))
 
     run_threads(body, 2)

@@ -173,7 +173,7 @@ def test_what_is_no_group_is_refused(jobs, call, wrong):
     """TypeError, and the job goes on: a list of ranks is not taken for a group."""
 
     def body(rank):
-        with pytest.raises(TypeError, match="group must come from new_group"):
+        with pytest.raises(TypeError, match="group must come from cydist's new_group"):
             call(wrong)
         return dist.get_world_size()
 

@@ -290,6 +290,27 @@ def test_second_group_in_one_store(pair: Job) -> None:
     assert pair.run(body) == [[2.0] * 4] * 2
 
 
+def test_torchs_group_in_a_call_of_cydist(pair: Job) -> None:
+    """Is refused with the group to pass, which works."""
+
+    def body(group: Any) -> float:
+        x = torch.ones(1)
+        with pytest.raises(TypeError, match=r"group is torch's, not cydist's: pass its attribute"):
+            cydist.all_reduce(x, group=group)
+        cydist.all_reduce(x, group=group.host)
+        return float(x)
+
+    assert pair.run(body) == [2.0] * 2
+
+
+def test_a_group_of_gloo_in_a_call_of_cydist() -> None:
+    """Is refused as the group of another library."""
+    store = dist.HashStore()
+    gloo = dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=SECONDS))
+    with pytest.raises(TypeError, match="group must come from cydist's new_group, not "):
+        cydist.all_reduce(torch.ones(1), group=gloo)  # type: ignore[arg-type]
+
+
 def test_ours_is_left_alone(pair: Job) -> None:
     """A program's own cydist group and torch's do not meet."""
 
