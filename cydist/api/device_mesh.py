@@ -521,7 +521,8 @@ def _ranks_of(mesh: npt.ArrayLike) -> Ranks:
         found = np.empty(0)
     if found.ndim == 0 or found.size == 0 or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(
-            f"DeviceMesh: mesh must be an array of global ranks, with rows of one length, not {mesh!r}"
+            "DeviceMesh: mesh must be an array of global ranks, with rows of one length, not "
+            f"{mesh!r}"
         )
     ranks = found.astype(np.int64)
     size = current_world().size

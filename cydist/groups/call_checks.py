@@ -161,7 +161,7 @@ def _described(call: CheckedCall, bad: str | None) -> dict[str, Any]:
 
 def _place() -> str:
     """Return where the program made the call, "train.py:12"."""
-    libraries = NOT_THE_PROGRAM
+    libraries: tuple[str, ...] = NOT_THE_PROGRAM
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__:
         libraries += (os.path.dirname(torch.__file__) + os.sep,)
@@ -202,7 +202,7 @@ def _exchange(
     try:
         host.execute(what, body, timeout=timeout)
     except DistError as error:
-        # What failed is a part of the comparison, such as a receive, which the program did not call.
+        # A part of the comparison failed, such as a receive, which the program did not call.
         if error.args and not str(error).startswith(what):
             error.op, error.seq = name, number
             error.args = (f"{what} #{number}: {error.args[0]}", *error.args[1:])

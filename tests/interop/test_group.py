@@ -290,6 +290,30 @@ def test_second_group_in_one_store(pair: Job) -> None:
     assert pair.run(body) == [[2.0] * 4] * 2
 
 
+def test_a_batch_is_complete_with_its_calls(pair: Job) -> None:
+    """The Work at its end waits for all calls since its start, and for no later ones."""
+    asked = threading.Event()
+
+    def body(group: Any) -> tuple[bool, list[float], bool]:
+        x, y, z = (torch.full((2,), float(group.rank() + 1)) for _ in range(3))
+        if group.rank() == 1:
+            assert asked.wait(SECONDS)
+        group._start_coalescing(torch.device("cpu"))
+        group.allreduce_coalesced([x])
+        group.broadcast([y], root=1)
+        (group.recv if group.rank() == 0 else group.send)([z], 1 - group.rank())
+        work = group._end_coalescing(torch.device("cpu"))
+        at_once = group.rank() == 0 and work.is_completed()
+        asked.set()
+        work.wait()
+        group.allreduce([torch.ones(1)]).wait()
+        group._start_coalescing(torch.device("cpu"))
+        empty = group._end_coalescing(torch.device("cpu"))
+        return at_once, [float(each[0]) for each in (x, y, z)], empty.is_completed()
+
+    assert pair.run(body) == [(False, [3.0, 2.0, 2.0], True)] * 2
+
+
 def test_torchs_group_in_a_call_of_cydist(pair: Job) -> None:
     """Is refused with the group to pass, which works."""
 

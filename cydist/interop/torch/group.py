@@ -60,6 +60,7 @@ class Group(dist.ProcessGroup):
         self._desc = name
         self.kept: object = None  # lives as long as the group
         self._parts: dict[tuple[int, ...], int] = {}  # number of groups made of these ranks
+        self._batch: list[dist.Work] | None = None  # between _start_coalescing and its end
 
     @property
     def host(self) -> ProcessGroup:
@@ -215,7 +216,7 @@ class Group(dist.ProcessGroup):
             sparse.all_reduce(tensor, kind, self.host, timeout_of(opts))
             return DoneWork([tensor])
         work = cydist.all_reduce(tensor, kind, self.host, opts.asyncOp, timeout=timeout_of(opts))
-        return torch_work(work, [tensor])
+        return self._torch_work(work, [tensor])
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         opts = options_of(c10d.AllreduceCoalescedOptions, opts, None)
@@ -226,7 +227,7 @@ class Group(dist.ProcessGroup):
                 some[0], kind, self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
-        return by_dtype(start, [tensors], tensors)
+        return self._by_dtype(start, [tensors], tensors)
 
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: Limit = None, *, root: int = 0
@@ -236,7 +237,7 @@ class Group(dist.ProcessGroup):
         work = cydist.broadcast(
             tensor, None, self.host, opts.asyncOp, opts.rootRank, timeout=timeout_of(opts)
         )
-        return torch_work(work, [tensor])
+        return self._torch_work(work, [tensor])
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: Limit = None, *,
@@ -248,7 +249,7 @@ class Group(dist.ProcessGroup):
             tensor, None, op_of(opts.reduceOp), self.host, opts.asyncOp, opts.rootRank,
             timeout=timeout_of(opts),
         )  # fmt: skip
-        return torch_work(work, [tensor])
+        return self._torch_work(work, [tensor])
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None
@@ -259,14 +260,14 @@ class Group(dist.ProcessGroup):
         outputs = single_entry(output_tensors, "allgather")
         tensor = single_entry(input_tensors, "allgather")
         work = cydist.all_gather(outputs, tensor, self.host, opts.asyncOp, timeout=timeout_of(opts))
-        return torch_work(work, outputs)
+        return self._torch_work(work, outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         opts = options_of(c10d.AllgatherOptions, opts, None)
         work = cydist.all_gather_into_tensor(
             output, input, self.host, opts.asyncOp, timeout=timeout_of(opts)
         )
-        return torch_work(work, [output])
+        return self._torch_work(work, [output])
 
     def all_gather_single_coalesced(
         self, output_lists: Any, input_list: Any, opts: Any = None
@@ -278,7 +279,7 @@ class Group(dist.ProcessGroup):
                 some[0], some[1], self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
-        return by_dtype(start, [output_lists, input_list], output_lists)
+        return self._by_dtype(start, [output_lists, input_list], output_lists)
 
     def allgather_coalesced(
         self, output_lists: Any, input_list: Any, opts: Any = None
@@ -290,7 +291,7 @@ class Group(dist.ProcessGroup):
                 some[1:], some[0], self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
-        return by_dtype(start, [input_list, *output_lists], output_lists)
+        return self._by_dtype(start, [input_list, *output_lists], output_lists)
 
     def gather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
@@ -309,7 +310,7 @@ class Group(dist.ProcessGroup):
             opts.rootRank,
             timeout=timeout_of(opts),
         )
-        return torch_work(work, outputs or [])
+        return self._torch_work(work, outputs or [])
 
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         opts = rooted_options(c10d.GatherOptions, opts, None, 0)
@@ -323,7 +324,7 @@ class Group(dist.ProcessGroup):
         work = cydist.gather(
             input, outputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=timeout_of(opts)
         )
-        return torch_work(work, [output] if here else [])
+        return self._torch_work(work, [output] if here else [])
 
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
@@ -337,7 +338,7 @@ class Group(dist.ProcessGroup):
         work = cydist.scatter(
             tensor, inputs, None, self.host, opts.asyncOp, opts.rootRank, timeout=timeout_of(opts)
         )
-        return torch_work(work, [tensor])
+        return self._torch_work(work, [tensor])
 
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Limit = None, *,
@@ -351,7 +352,7 @@ class Group(dist.ProcessGroup):
             output, single_entry(input_tensors, "reduce_scatter"), op_of(opts.reduceOp), self.host,
             opts.asyncOp, timeout=timeout_of(opts),
         )  # fmt: skip
-        return torch_work(work, [output])
+        return self._torch_work(work, [output])
 
     def reduce_scatter_single(
         self, outputTensor: Any, inputTensor: Any, opts: Any = None
@@ -361,7 +362,7 @@ class Group(dist.ProcessGroup):
             outputTensor, inputTensor, op_of(opts.reduceOp), self.host, opts.asyncOp,
             timeout=timeout_of(opts),
         )  # fmt: skip
-        return torch_work(work, [outputTensor])
+        return self._torch_work(work, [outputTensor])
 
     def reduce_scatter_single_coalesced(
         self, outputTensors: Any, inputTensors: Any, opts: Any = None
@@ -374,7 +375,7 @@ class Group(dist.ProcessGroup):
                 some[0], some[1], kind, self.host, opts.asyncOp, timeout=timeout_of(opts)
             )
 
-        return by_dtype(start, [outputTensors, inputTensors], outputTensors)
+        return self._by_dtype(start, [outputTensors, inputTensors], outputTensors)
 
     def alltoall(
         self, output_tensor: Any, input_tensor: Any, opts: Any = None, timeout: Limit = None
@@ -383,7 +384,7 @@ class Group(dist.ProcessGroup):
         work = cydist.all_to_all(
             output_tensor, input_tensor, self.host, opts.asyncOp, timeout=timeout_of(opts)
         )
-        return torch_work(work, output_tensor)
+        return self._torch_work(work, output_tensor)
 
     def all_to_all_single(
         self, output_tensor: Any, input_tensor: Any, output_split_sizes: Any,
@@ -394,11 +395,13 @@ class Group(dist.ProcessGroup):
             output_tensor, input_tensor, output_split_sizes, input_split_sizes, self.host,
             opts.asyncOp, timeout=timeout_of(opts),
         )  # fmt: skip
-        return torch_work(work, [output_tensor])
+        return self._torch_work(work, [output_tensor])
 
     def barrier(self, opts: Any = None, timeout: Limit = None) -> dist.Work:
         opts = options_of(c10d.BarrierOptions, opts, timeout)
-        return torch_work(cydist.barrier(self.host, opts.asyncOp, timeout=timeout_of(opts)), [])
+        return self._torch_work(
+            cydist.barrier(self.host, opts.asyncOp, timeout=timeout_of(opts)), []
+        )
 
     def monitored_barrier(self, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier that names the missing ranks.
@@ -412,7 +415,7 @@ class Group(dist.ProcessGroup):
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
         tensor = single_entry(tensors, "send")
         work = cydist.isend(tensor, None, self.host, tag, dstRank)
-        return torch_work(work, [tensor])
+        return self._torch_work(work, [tensor])
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:
         return self._receive(single_entry(tensors, "recv"), srcRank, tag)
@@ -423,18 +426,52 @@ class Group(dist.ProcessGroup):
     def _receive(self, tensor: Any, source: int | None, tag: int) -> dist.Work:
         work = cydist.irecv(tensor, None, self.host, tag, source)
         assert work is not None
-        return PendingWork(work, [tensor], self.host.get_group_rank)
+        return self._torch_work(work, [tensor], self.host.get_group_rank)
 
     # Batches: torch collects some calls itself, and starts the rest one by one.
 
     def _start_coalescing(self, device: object) -> None:
-        pass
+        self._batch = []
 
     def _end_coalescing(self, device: object) -> dist.Work:
-        return DoneWork([])
+        batch, self._batch = self._batch, None
+        return SeveralWorks(batch, []) if batch else DoneWork([])
 
     startCoalescing = _start_coalescing
     endCoalescing = _end_coalescing
+
+    # Results.
+
+    def _torch_work(
+        self, work: Work | None, tensors: Any, group_rank: Callable[[int], int] | None = None
+    ) -> dist.Work:
+        """Return torch's Work for the result of one of cydist's calls."""
+        if work is None:
+            return BLOCKING
+        pending = PendingWork(work, tensors, group_rank)
+        if self._batch is not None:
+            self._batch.append(pending)
+        return pending
+
+    def _by_dtype(
+        self, start: Callable[[list[list[Any]]], Work | None], lists: list[Any], tensors: Any
+    ) -> dist.Work:
+        """Start one call per dtype on lists whose entries i belong together.
+
+        Args:
+            start: Takes the lists with the entries of one dtype.
+            tensors: The tensors that the calls write.
+        """
+        columns = list(zip(*lists, strict=True))
+        dtypes = dict.fromkeys(column[0].dtype for column in columns)
+        if len(dtypes) == 1:
+            return self._torch_work(start([list(each) for each in lists]), tensors)
+        works = []
+        for dtype in dtypes:
+            some = [column for column in columns if column[0].dtype == dtype]
+            made = start([list(each) for each in zip(*some, strict=True)])
+            works.append(self._torch_work(made, tensors))
+        return SeveralWorks(works, tensors)
 
     # Names from before torch 2.13, and one of 2.15.
     _allgather_base = all_gather_single
@@ -446,28 +483,3 @@ class Group(dist.ProcessGroup):
 
 
 run_as_written(Group, DoneWork, PendingWork, SeveralWorks)
-
-
-def torch_work(work: Work | None, tensors: Any) -> dist.Work:
-    """Return torch's Work for the result of one of cydist's calls."""
-    return BLOCKING if work is None else PendingWork(work, tensors)
-
-
-def by_dtype(
-    start: Callable[[list[list[Any]]], Work | None], lists: list[Any], tensors: Any
-) -> dist.Work:
-    """Start one call per dtype on lists whose entries i belong together.
-
-    Args:
-        start: Takes the lists with the entries of one dtype.
-        tensors: The tensors that the calls write.
-    """
-    columns = list(zip(*lists, strict=True))
-    dtypes = dict.fromkeys(column[0].dtype for column in columns)
-    if len(dtypes) == 1:
-        return torch_work(start([list(each) for each in lists]), tensors)
-    works = []
-    for dtype in dtypes:
-        some = [column for column in columns if column[0].dtype == dtype]
-        works.append(torch_work(start([list(each) for each in zip(*some, strict=True)]), tensors))
-    return SeveralWorks(works, tensors)
