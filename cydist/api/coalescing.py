@@ -130,8 +130,9 @@ def _coalescing_manager(
     """Make one call of the calls inside the block, when it ends.
 
     It collects all_reduce, all_gather_into_tensor and reduce_scatter_tensor on this group. Calls in
-    a row with one dtype and operation become one. Other calls are made at once. If the block
-    raises, none of those that it has collected is made.
+    a row with one dtype and operation become one. Other calls are made at once, and
+    the manager does not wait for them. If the block raises, none of those that it has collected is
+    made.
 
     Args:
         group: A group from `new_group`; None is the default group.
