@@ -161,7 +161,8 @@ def _commands() -> IO[str] | None:
     if empty:
         raise UnsupportedError(
             f"breakpoint: rank {current_world().rank} has no input to take commands from: stop at "
-            "the first rank of a host, which the launcher gives its own input",
+            "the first rank of a host, which the launcher gives its own input, and start that "
+            "launcher on a terminal",
             op="breakpoint",
         )
     # multiprocessing gives a child's sys.stdin nothing, and leaves it the descriptor.

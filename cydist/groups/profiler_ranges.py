@@ -85,7 +85,7 @@ def until_completed(name: str, body: Callable[..., None]) -> Callable[..., None]
 class RangedWork(Work):
     """A message whose range in the profiler ends with it, on the first thread that sees its end.
 
-    Whoever waits for it goes on once the range has ended, and may stop the profiler then.
+    The rank that waits for it goes on once the range has ended, and may stop the profiler then.
 
     Args:
         name: Of the call, "isend". The range begins now.

@@ -198,6 +198,7 @@ def test_a_rank_without_input(program: Path) -> None:
     output, _ = job.communicate("continue\n", timeout=LIMIT)
     assert job.returncode != 0
     assert "breakpoint: rank 1 has no input to take commands from" in output
+    assert "start that launcher on a terminal" in output
 
 
 def test_there_is_no_such_rank() -> None:
