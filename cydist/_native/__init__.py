@@ -83,6 +83,7 @@ from cydist._native.recent_calls import (
     open_ring,
     own_ring,
     read_ring,
+    replace_text,
     set_stack_signal,
 )
 from cydist._native.shm_heap import Heap, HeapBuffer, cgroup_left
@@ -172,6 +173,7 @@ __all__ = [
     "prepare",
     "read_ring",
     "replace_in_child",
+    "replace_text",
     "run_in_background",
     "runs_in_background",
     "set_stack_signal",

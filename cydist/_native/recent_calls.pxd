@@ -46,7 +46,8 @@ cdef extern from *:
         uint64_t ticks, monotonic_ns;       /* at one moment */
         int32_t stack_signal;       /* writes Python's stacks into a file; 0: none does */
         uint32_t names_used;
-        uint64_t pad[8];
+        uint64_t text_version;      /* odd: the text is being replaced */
+        uint64_t pad[7];
         uint64_t next;              /* calls claimed so far */
     } cydist_recent_head;
 
@@ -161,6 +162,7 @@ cdef extern from *:
         uint64_t ticks, monotonic_ns
         int32_t stack_signal
         uint32_t names_used
+        uint64_t text_version
         uint64_t next
     ctypedef struct RecentCalls "cydist_recent_calls":
         RecentHead *head

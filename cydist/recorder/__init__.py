@@ -23,6 +23,8 @@ _BELOW_THE_LAST_SIGNAL = 2
 _lock = threading.Lock()
 _begun_by = 0  # the process that began its ring
 _groups = 0  # explained in it
+_MOST_KEPT = 100  # groups that stay explained when the text is full: the newest, and the first
+_lines: list[str] = []  # which explain them
 
 
 def dump(path: str | os.PathLike[str] | None = None, *, format: str = "json") -> dict[str, Any]:
@@ -73,9 +75,12 @@ def add_group(name: str, backend: str, rank: int, ranks: Sequence[int]) -> int:
             _begin()
         _groups += 1
         words = " ".join(f"{name}".split())
-        _native.add_text(
-            f"group {_groups} {rank} {len(ranks)} {backend or '-'} {_spans(ranks)} {words}"
-        )
+        line = f"group {_groups} {rank} {len(ranks)} {backend or '-'} {_spans(ranks)} {words}"
+        _lines.append(line)
+        del _lines[1:-_MOST_KEPT]
+        if not _native.add_text(line):
+            while not _native.replace_text(_lines) and len(_lines) > 1:
+                del _lines[1]  # names or ranks are long
         return min(_groups, (1 << 16) - 1)
 
 
@@ -116,6 +121,7 @@ def _begin() -> None:
     """Begin this process's records: in a file that cydistrun reads, if that has started it."""
     global _begun_by, _groups
     _begun_by, _groups = os.getpid(), 0
+    _lines.clear()
     if directory := config.RUN_FILES.get():
         try:
             os.makedirs(directory, 0o700, exist_ok=True)

@@ -8,7 +8,7 @@ from posix.mman cimport (
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport close, getpid
 
-from cydist._native.sync cimport fence, load_u32, load_u64, store_u32
+from cydist._native.sync cimport fence, load_u32, load_u64, store_u32, store_u64
 
 import errno
 import os
@@ -141,6 +141,36 @@ def add_text(line: str) -> bool:
     return True
 
 
+def replace_text(list lines not None) -> bool:
+    """Put these lines in place of all but those that explain names; return False if they do not
+    fit, and leave the text empty then. Readers in other processes notice, and read again."""
+    cdef RecentHead *head = here.head
+    names = [f"name {number} {name}" for name, number in numbers.items()]
+    store_u64(&head.text_version, head.text_version + 1)
+    fence()
+    store_u32(&head.names_used, 0)
+    fits = all([add_text(line) for line in names + lines])
+    fence()
+    store_u64(&head.text_version, head.text_version + 1)
+    return fits
+
+
+cdef bytes text_of(const unsigned char[::1] memory):
+    """Return the text of a ring, or the last attempt's if it was being replaced all the time."""
+    cdef const RecentHead *head = <const RecentHead *>&memory[0]
+    cdef uint64_t version
+    cdef uint32_t used
+    cdef int _attempt
+    for _attempt in range(100):
+        version = load_u64(&head.text_version)
+        used = min(load_u32(&head.names_used), <uint32_t>NAMES_BYTES)
+        found = bytes(memory[HEAD_BYTES:HEAD_BYTES + used])
+        fence()
+        if version % 2 == 0 and load_u64(&head.text_version) == version:
+            break
+    return found
+
+
 cdef int number_of_name(str name) except -1:
     """Return the number of a call's name, after it has been explained in the ring."""
     found = numbers.get(name)
@@ -183,7 +213,6 @@ def read_ring(const unsigned char[::1] memory not None):
     cdef const RecentCall *calls
     cdef RecentCall c
     cdef uint64_t version, i, last
-    cdef uint32_t used
     if memory.shape[0] < HEAD_BYTES:
         raise ValueError("not a ring of calls: it is too short")
     head = <const RecentHead *>&memory[0]
@@ -192,8 +221,7 @@ def read_ring(const unsigned char[::1] memory not None):
     if (head.layout != LAYOUT or head.calls != RECENT_CALLS or head.names_bytes != NAMES_BYTES
             or head.call_bytes != sizeof(RecentCall) or memory.shape[0] < WHOLE_BYTES):
         raise ValueError("a ring of calls of another version of cydist")
-    used = min(load_u32(&head.names_used), <uint32_t>NAMES_BYTES)
-    text = bytes(memory[HEAD_BYTES:HEAD_BYTES + used]).decode("utf-8", "replace")
+    text = text_of(memory).decode("utf-8", "replace")
     calls = <const RecentCall *>(&memory[0] + HEAD_BYTES + NAMES_BYTES)
     found = []
     last = load_u64(&head.next)

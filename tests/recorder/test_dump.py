@@ -14,6 +14,7 @@ import pytest
 from json_schema import violations
 
 import cydist as dist
+from cydist import recorder
 from cydist._native import fast_collectives
 from cydist.testing import run_threads
 
@@ -43,6 +44,22 @@ def await_call(group: Any, is_it: Callable[[dict[str, Any]], bool]) -> dict[str,
             if is_it(call):
                 return call
         assert time.monotonic() < until, calls_of(group)
+
+
+def test_the_newest_of_many_groups_is_explained() -> None:
+    """However many a process makes, and the first one."""
+
+    def body(rank: int) -> Any:
+        for number in range(2000):
+            recorder.add_group(f"one of many, with a long name: {number}", "tcp", rank, range(2))
+        dist.barrier()  # both ranks' groups are explained in one process
+        group = dist.new_group([0, 1])
+        dist.broadcast(np.ones(1), 1, group=group)
+        return calls_of(group)
+
+    for calls in run_threads(body, 2, "inproc"):
+        assert [(call["call"], call["root"]) for call in calls[-1:]] == [("broadcast", 1)]
+    assert min(group["group"] for group in dist.recorder.dump()["groups"]) == 1
 
 
 def test_a_call_of_the_general_path(transport: str) -> None:

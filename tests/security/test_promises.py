@@ -419,6 +419,8 @@ def test_nothing_that_arrives_is_run(path: Path) -> None:
     pickled = [name for name in called if name.startswith("pickle.")]
     if path == ROOT / "cydist/api/object_codec.py":
         assert sorted(pickled) == ["pickle.dumps", "pickle.loads"]
+    elif path == ROOT / "cydist/recorder/torch_format.py":
+        assert pickled == ["pickle.dumps"]  # torch's analyser reads it
     else:
         assert "pickle" not in imported
 
