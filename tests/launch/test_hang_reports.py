@@ -228,6 +228,7 @@ def test_ranks_over_mpi(launcher: Launcher, tmp_path: Path, way: str) -> None:
     script.write_text(OVER_MPI)
     files = tmp_path / "files"
     env = {"CYDIST_RUN_FILES": str(files), "CYDIST_TRANSPORT": "mpi", **TOLERANT,
+           "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
            "CYDIST_ALGORITHM": "all_reduce:ring" if way == "messages" else ""}  # fmt: skip
     command = [str(mpi / "mpirun"), "-n", "3", str(mpi / "python"), str(script)]
     launcher.start_command(*command, env=env)
