@@ -50,7 +50,7 @@ from cydist._native.failpoints import arm as arm_failpoint
 from cydist._native.failpoints import failpoint
 from cydist._native.failpoints import holds as failpoint_holds
 from cydist._native.fast_api import fast_path, use_operation
-from cydist._native.fast_collectives import collect_calls, is_observed, is_profiling
+from cydist._native.fast_collectives import is_observed, is_profiling, observe_calls
 from cydist._native.group import Group
 from cydist._native.group_state import GroupState
 from cydist._native.inproc import Hub, InprocLink, hub
@@ -147,7 +147,7 @@ __all__ = [
     "cgroup_left",
     "change_keys_after",
     "clock_now",
-    "collect_calls",
+    "observe_calls",
     "combine_all",
     "empty",
     "failpoint",

@@ -9,9 +9,9 @@ from cydist._native import fast_nccl as fast_nccl
 from cydist._native import fast_p2p as fast_p2p
 from cydist._native.fast_api import fast_path as fast_path
 from cydist._native.fast_api import use_operation as use_operation
-from cydist._native.fast_collectives import collect_calls as collect_calls
 from cydist._native.fast_collectives import is_observed as is_observed
 from cydist._native.fast_collectives import is_profiling as is_profiling
+from cydist._native.fast_collectives import observe_calls as observe_calls
 
 __all__ = [
     "ANY_SOURCE",
@@ -59,7 +59,7 @@ __all__ = [
     "cgroup_left",
     "change_keys_after",
     "clock_now",
-    "collect_calls",
+    "observe_calls",
     "combine_all",
     "empty",
     "failpoint",

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cydist._native import collect_calls
+from cydist._native import observe_calls
 from cydist.api.coalesced import (
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
@@ -165,10 +165,10 @@ def _coalescing_manager(
             f"_coalescing_manager: group {chosen.group_name!r} is in such a block already"
         )
     chosen.collected = manager
-    collect_calls(1)
+    observe_calls(1)
     try:
         yield manager
     finally:
-        collect_calls(-1)
+        observe_calls(-1)
         chosen.collected = None
     manager.start(chosen, async_ops)

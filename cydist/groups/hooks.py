@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cydist._native import CallRecord, collect_calls
+from cydist._native import CallRecord, observe_calls
 from cydist.executor import TaskWork
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class HookHandle:
         with _lock:
             if self in _installed:
                 _installed = tuple(each for each in _installed if each is not self)
-                collect_calls(-1)
+                observe_calls(-1)
 
 
 _lock = threading.Lock()
@@ -128,7 +128,7 @@ def add_hook(before: Before | None = None, after: After | None = None) -> HookHa
             raise TypeError(f"add_hook: {function!r} cannot be called: pass a function or None")
     made = HookHandle(before, after)
     with _lock:
-        collect_calls(1)
+        observe_calls(1)
         _installed = (*_installed, made)
     return made
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RangedWork", "call_range", "is_profiling", "until_completed"]
 
-# What would end ranges that began before the profiler stopped. Ending one then, also by freeing it,
-# lets torch write into memory that the profiler has freed.
+# Futures of ranges that began before the profiler stopped. Ending such a range, also by freeing its
+# future, lets torch write into memory that the profiler has freed.
 _ABANDONED: list[object] = []
 
 

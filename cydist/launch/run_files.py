@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from typing import NamedTuple
 
 from cydist.launch.options import LaunchOptions
@@ -60,7 +59,6 @@ def write_job(
         "nodes": options.nodes,
         "command": list(options.command),
         "pids": pids,
-        "host": socket.gethostname(),
     }
     path = os.path.join(directory, JOB_FILE)
     with contextlib.suppress(OSError):

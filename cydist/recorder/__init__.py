@@ -122,6 +122,7 @@ def _begin() -> None:
     global _begun_by, _groups
     _begun_by, _groups = os.getpid(), 0
     _lines.clear()
+    _native.replace_text([])  # a forked child has the parent's names of calls
     if directory := config.RUN_FILES.get():
         try:
             os.makedirs(directory, 0o700, exist_ok=True)

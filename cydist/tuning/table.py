@@ -147,7 +147,7 @@ OURS_IN_OPEN_MPI = (
     ours_in_open_mpi("all_to_all", "pairwise", least_ranks=3),
 )
 
-# Of ranks of which some share a host, one talks to the other hosts for all up to this many bytes;
+# Where some ranks share a host, one of them talks to the other hosts for all up to this many bytes;
 # above, each does for its part. With 4 and 8 ranks on two cores, on two hosts that were namespaces,
 # leaders took 0.5 to 0.9 of the time of lanes for an all_reduce of 8 bytes to 1 MiB. For an
 # all_gather and a reduce_scatter of 16 KiB and more lanes took 0.4 to 0.8 of that of leaders: each

@@ -91,7 +91,7 @@ cdef dict profiler_module = None    # None: the program had not imported torch
 cdef PyObject *profiler_names = NULL    # the same, to be read fast
 
 
-cdef int collectors = 0             # groups that collect their calls, to make one of several
+cdef int observers = 0              # hooks, and groups that collect calls to make fewer of them
 
 
 cdef inline bint profiling() noexcept:
@@ -109,19 +109,19 @@ def is_profiling() -> bool:
 
 
 cdef inline bint observed() noexcept:
-    return collectors > 0 or profiling()
+    return observers > 0 or profiling()
 
 
 def is_observed() -> bool:
-    """Return whether a profiler runs, or a group collects its calls. Then all calls leave the fast
-    path."""
-    return collectors > 0 or is_profiling()
+    """Return whether a profiler runs, there is a hook, or a group collects its calls. Then all calls
+    leave the fast path."""
+    return observers > 0 or is_profiling()
 
 
-def collect_calls(int change) -> None:
-    """Add `change` to the number of groups that collect their calls."""
-    global collectors
-    collectors += change
+def observe_calls(int change) -> None:
+    """Add `change` to the number of hooks and of groups that collect their calls."""
+    global observers
+    observers += change
 
 
 cdef inline bint usable(Group native) noexcept:
@@ -132,7 +132,7 @@ cdef inline bint usable(Group native) noexcept:
 
 cdef Group native_of(object group):
     """Return the compiled half of a group that can run a call now, or None, also while a profiler
-    shows the calls of the general path, or a group collects them."""
+    shows the calls of the general path, or a hook or a group gets them."""
     cdef Group native
     if observed():
         return None

@@ -60,7 +60,7 @@ def ranks():
 
 @pytest.fixture
 def fresh():
-    """fresh(placement): ranks of which nobody expects that they work afterwards."""
+    """fresh(placement): ranks that need not work afterwards."""
     made = []
 
     def make(placement):

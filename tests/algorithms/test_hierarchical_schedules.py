@@ -1,4 +1,4 @@
-"""Who sends what to whom between hosts and inside them, checked on paper, to a thousand ranks."""
+"""The messages between hosts and inside them, checked on paper, to a thousand ranks."""
 
 import functools
 import itertools
@@ -57,7 +57,7 @@ class HierarchicalSchedule:
         one = nbytes if collective in whole else nbytes // self.p
         count = one // UNIT
         self.nbytes = count * UNIT * (1 if one == nbytes else self.p)
-        scratch = np.zeros(UNIT * count, np.uint8)  # nobody looks at the data
+        scratch = np.zeros(UNIT * count, np.uint8)  # the data do not count
         self.logs = []
         for rank in range(self.p):
             link = schedule_recorder.Recording(rank, self.p)

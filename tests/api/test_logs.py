@@ -180,7 +180,7 @@ def test_wrong_values_are_an_error_before_any_wait(
 def test_a_file_that_cannot_be_opened_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that nobody looks for lines that are not written."""
+    """So that a user does not look for lines that are not written."""
     monkeypatch.setenv("CYDIST_LOG", f"debug:{tmp_path}/none/log")
     with pytest.raises(ValueError, match=r"the file cannot be opened.*No such file"):
         dist.init_process_group("tcp", rank=0, world_size=2)

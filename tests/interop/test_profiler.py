@@ -156,7 +156,7 @@ def test_a_started_message_is_a_range_until_it_has_ended(
 
 @pytest.mark.parametrize("name", ["isend", "irecv"])
 def test_who_waited_may_stop_the_profiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The range has ended before wait returns, however late the thread that waits for nobody is:
+    """The range has ended before wait returns, however late the thread that watches it is:
     torch's profiler would write into freed memory."""
     late = threading.Event()
     watch = profiler_ranges.RangedWork.watch

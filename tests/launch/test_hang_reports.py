@@ -338,15 +338,21 @@ def test_a_reader_sees_whole_records_only(launcher: Launcher, place: dict[str, s
             seen.add(call["seq"])
 
 
-def test_a_forked_child_keeps_its_own(launcher: Launcher, place: dict[str, str]) -> None:
-    """The parent's records show no call that its child makes, nor the child's its parent's."""
+@pytest.mark.parametrize("kept_in", ["files", "memory"])
+def test_a_forked_child_keeps_its_own(
+    launcher: Launcher, place: dict[str, str], kept_in: str
+) -> None:
+    """The parent's records show no call that its child makes, nor the child's its parent's; both
+    know the names of calls."""
     script = launcher.script(
+        "" if kept_in == "files" else "del os.environ['CYDIST_RUN_FILES']",
         "import numpy as np, cydist as dist, cydist.testing",
         "def calls(): return [call['call'] for call in dist.recorder.dump()['calls']]",
-        "dist.init_process_group('tcp')", "dist.barrier()", "dist.destroy_process_group()",
+        "dist.init_process_group('tcp')", "dist.all_reduce_coalesced([np.ones(1)])",
+        "dist.destroy_process_group()",
         "if os.fork() == 0:",
         "    before = calls()",
-        "    cydist.testing.run_threads(lambda rank: dist.broadcast(np.ones(1), 0), 2)",
+        "    cydist.testing.run_threads(lambda rank: dist.all_reduce_coalesced([np.ones(1)]), 2)",
         "    print(before, calls(), flush=True)",
         "    os._exit(0)",
         "assert os.wait()[1] == 0",
@@ -354,7 +360,8 @@ def test_a_forked_child_keeps_its_own(launcher: Launcher, place: dict[str, str])
     )  # fmt: skip
     # From CPython 3.12 on, a fork beside threads warns; the child makes no use of them.
     done = launcher.run("-n", "1", script, env=place | {"PYTHONWARNINGS": "ignore"})
-    expected = "[0] [] ['broadcast', 'broadcast']\n[0] ['barrier']\n"
+    call = "all_reduce_coalesced"
+    expected = f"[0] [] ['{call}', '{call}']\n[0] ['{call}']\n"
     assert (done.stdout, done.stderr) == (expected, "")
 
 

@@ -1,4 +1,4 @@
-"""What a job's hosts send each other, by the counters of their interfaces."""
+"""The bytes that a job's hosts send each other, by the counters of their interfaces."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ cdef int barrier(Comm *t, Call *c) noexcept nogil:
     if status == OK and h.local.comm.rank == 0:
         inner = call_like(c)
         status = run_part(across_at(t, 0, -1), c, &inner, BARRIER, 0)
-    if status == OK:            # nobody leaves before the leader is back
+    if status == OK:            # no rank leaves before the leader is back
         inner = call_like(c)
         status = run_part(&h.local, c, &inner, BARRIER, 0)
     return status
