@@ -113,8 +113,8 @@ cdef inline bint observed() noexcept:
 
 
 def is_observed() -> bool:
-    """Return whether a profiler runs, there is a hook, or a group collects its calls. Then all calls
-    leave the fast path."""
+    """Return whether a profiler runs, there is a hook, or a group collects its calls. Then all
+    calls leave the fast path."""
     return observers > 0 or is_profiling()
 
 
