@@ -21,8 +21,10 @@ cdef enum:
     # The largest message that does not wait for its receiver. If two ranks of a host can copy
     # together, it is the largest below COOP_BYTES.
     EAGER_BYTES = 65536
+    # The same over sockets, where waiting takes a round trip: the segments of long collectives.
+    SOCKET_EAGER_BYTES = 262144
     CHUNK_BYTES = 1048576       # of a DATA frame; other frames can be sent in between
-    STAGING_BYTES = 65536       # of one read when no receive says where the bytes belong
+    STAGING_BYTES = 4096        # of one read when no receive says where the bytes belong
 
 
 ctypedef struct Outgoing:       # a frame to write, and the send that it belongs to
@@ -176,6 +178,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     ForeignTransport *foreign                # NULL: sockets reach all ranks that are not local
     Queues queues
     uint64_t names              # message names assigned so far
+    uint64_t finished           # requests so far
     bint lingering              # a peer may still write once into a withdrawn receive
     size_t in_flight            # point-to-point requests, and frames no thread waits for
     bint closed
@@ -199,6 +202,11 @@ cdef enum Loss:                 # these values are shared with the other side of
     FORGED = 4                  # a third party sent frames, or changed them; only over sockets
     STARVED = 5                 # this rank had no memory for a message; never shared
     VANISHED = 6                # its host is silent; only over sockets
+
+
+cdef inline size_t most_eager(const Connection *c) noexcept nogil:
+    """Return the size of the largest message that does not wait for its receiver."""
+    return EAGER_BYTES if c.local else SOCKET_EAGER_BYTES
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

@@ -1,7 +1,7 @@
 """The frames two ranks exchange: over a socket or, where ranks share memory, through rings.
 
-A message of at most EAGER_BYTES is one frame, header and bytes. The receiver keeps it until a
-receive asks for it. A larger one is announced first (RTS, no bytes). The receiver answers (CTS)
+A message of at most `most_eager` bytes is one frame, header and bytes. The receiver keeps it until
+a receive asks for it. A larger one is announced first (RTS, no bytes). The receiver answers (CTS)
 once a receive has matched. Then the bytes follow in frames of CHUNK_BYTES (DATA), directly from the
 sender's memory into the receiver's. Where the ranks share memory, both copy them together instead
 (stream_coop_copy.pxd), and the receiver answers again when all are there. So no unexpected message
@@ -14,7 +14,7 @@ from cydist._native.abi cimport Fingerprint
 
 
 cdef enum:
-    MAGIC = 0x04645943          # "CYd", version 4; reads differently in another byte order
+    MAGIC = 0x05645943          # "CYd", version 5; reads differently in another byte order
 
 
 cdef enum FrameKind:            # the order is part of the wire format

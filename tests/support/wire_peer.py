@@ -15,7 +15,7 @@ from cydist import _native
 # A header: magic, kind, lane, flags, context, tag, nbytes, id, other, released; fingerprint; auth.
 HEADER = struct.Struct("=IBBH6Q40sQ")
 FINGERPRINT = struct.Struct("=QQBBBBiIIQ")
-MAGIC = 0x04645943
+MAGIC = 0x05645943
 EAGER, RTS, CTS, DATA, WITHDRAW, CREDIT, GOODBYE, FAREWELL = range(1, 9)
 CONTROL_TAG = 2**64 - 1
 CONTROL_MESSAGE = struct.Struct("=6i2Q40s40s64s")

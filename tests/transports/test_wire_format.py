@@ -327,6 +327,57 @@ def test_cancelled_receive_discards_what_comes(
     assert not memory.any()
 
 
+@pytest.mark.parametrize("nbytes", [3, 4096, 5000, 100_000])
+@pytest.mark.parametrize("posted_after", [0, 1, 2000, 4999], ids=lambda n: f"posted after {n}")
+def test_receive_posted_while_its_message_arrives(
+    pair: tuple[_native.TcpLink, Peer], nbytes: int, posted_after: int
+) -> None:
+    """What has arrived is handed over, and the rest and the next message go to their places."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    body = np.arange(nbytes, dtype=np.uint32).astype(np.uint8)
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, nbytes, 0, 3, 0, 0, -1, 0, 0, 0)
+    head = HEADER.pack(MAGIC, EAGER, 0, 0, 1, 5, nbytes, 0, 0, 0, fingerprint, 0)
+    kept = min(posted_after, nbytes)
+    peer.sendall(head + body[:kept].tobytes())
+    anyone = group.irecv(np.zeros(1, np.uint8), 1, 7)
+    eventually(lambda: anyone.test() or link.statistics()["arrived"] == 1)
+    got = np.zeros(nbytes, np.uint8)
+    receive = group.irecv(got, 1, 5)
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 1, 0, 3, 0, 0, -1, 0, 0, 0)
+    after = HEADER.pack(MAGIC, EAGER, 0, 0, 1, 6, 1, 0, 0, 0, fingerprint, 0) + b"y"
+    peer.sendall(body[kept:].tobytes() + after)
+    done(receive)
+    np.testing.assert_array_equal(got, body)
+    last = np.zeros(1, np.uint8)
+    done(group.irecv(last, 1, 6))
+    assert last[0] == ord("y")
+    anyone.cancel()
+
+
+def test_receive_cancelled_while_its_kept_message_arrives(
+    pair: tuple[_native.TcpLink, Peer],
+) -> None:
+    """A receive that took over a half arrived message is withdrawn: the rest goes nowhere."""
+    link, peer = pair
+    group = Group(_native.Group(link, [0, 1], 0, 1))
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 1000, 0, 3, 0, 0, -1, 0, 0, 0)
+    peer.sendall(HEADER.pack(MAGIC, EAGER, 0, 0, 1, 5, 1000, 0, 0, 0, fingerprint, 0) + b"x" * 500)
+    next_memory = np.zeros(1, np.uint8)
+    next_one = group.irecv(next_memory, 1, 6)
+    eventually(lambda: next_one.test() or link.statistics()["arrived"] == 1)
+    memory = np.zeros(1000, np.uint8)
+    receive = group.irecv(memory, 1, 5)
+    receive.cancel()
+    memory[:] = 0
+    fingerprint = struct.pack("=QQBBBBiIIQ", 0, 1, 0, 3, 0, 0, -1, 0, 0, 0)
+    after = HEADER.pack(MAGIC, EAGER, 0, 0, 1, 6, 1, 0, 0, 0, fingerprint, 0) + b"y"
+    peer.sendall(b"x" * 500 + after)
+    done(next_one)
+    assert next_memory[0] == ord("y")
+    assert not memory.any()
+
+
 def test_flood_of_small_messages_is_bounded() -> None:
     """Beyond the limit small messages wait for their receives; a later tag still gets through."""
     limit = 100_000

@@ -1,7 +1,7 @@
 """Reading: assign bytes to receives, and keep messages for later."""
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
@@ -30,9 +30,8 @@ from cydist._native.shm_ring cimport readable_bytes, advance_read
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
-    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, EAGER_BYTES, FILLING, FORGED, LEFT,
-    POSTED, PULLING, RTS_ARRIVED, STAGING_BYTES, STARVED, VANISHED, Connection, Incoming, Net,
-    incoming,
+    ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, FILLING, FORGED, LEFT, POSTED, PULLING,
+    RTS_ARRIVED, STAGING_BYTES, STARVED, VANISHED, Connection, Incoming, Net, incoming, most_eager,
 )
 from cydist._native.wire cimport (
     CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, REFUSED, RTS, SEND, TAKEN, WITHDRAW,
@@ -100,8 +99,7 @@ cdef void match_receive(Net *net, Item *item, Comm *t, Request *r) noexcept nogi
     if more.stage == ARRIVING:
         more.stage = FILLING
         if fit == OK:
-            item.request = r
-            r.link = item
+            redirect(more.connection, item, r)
         else:
             finish_request(net, r, fit)
         return
@@ -109,6 +107,17 @@ cdef void match_receive(Net *net, Item *item, Comm *t, Request *r) noexcept nogi
         copy(r.ptr, item.data, item.nbytes)
     finish_request(net, r, fit)
     free_item(item)
+
+
+cdef void redirect(Connection *c, Item *item, Request *r) noexcept nogil:
+    """Let the rest of an arriving message go to its receive, after what was kept of it."""
+    cdef size_t kept = item.nbytes - c.to_read
+    copy(r.ptr, item.data, kept)
+    c.sink = r.ptr + kept
+    free(item.data)
+    item.data = NULL
+    item.request = r
+    r.link = item
 
 
 cdef void request_data(Connection *c, Item *item, Request *r) noexcept nogil:
@@ -157,7 +166,7 @@ cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
     cdef Item *item
     cdef Request *r
     cdef int fit
-    if h.nbytes > EAGER_BYTES or not has_room(c, h):
+    if h.nbytes > most_eager(c) or not has_room(c, h):
         return False
     c.received += h.nbytes + sizeof(Header)
     c.to_read = h.nbytes
@@ -280,7 +289,7 @@ cdef void withdraw_recv(Net *net, Item *item) noexcept nogil:
         # The missing bytes are sent and discarded.
         abandon_coop_copy(incoming(item).connection)
         send_control(incoming(item).connection, CTS, SEND, incoming(item).id, incoming(item).name)
-    elif incoming(item).connection.filling == item and item.data == NULL:
+    elif incoming(item).connection.filling == item:
         incoming(item).connection.sink = NULL
 
 
@@ -405,8 +414,6 @@ cdef bint end_frame(Connection *c) noexcept nogil:
         if more.got != item.nbytes:
             return True
         remove_from_ring(&c.pulling, item)
-    elif item.data != NULL and item.request != NULL:
-        copy(item.request.ptr, item.data, item.nbytes)
     if item.request != NULL:
         finish_request(c.net, item.request, OK)
     free_item(item)
@@ -481,6 +488,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
     cdef msghdr message
     cdef ssize_t got
     cdef size_t direct, room
+    cdef uint64_t finished = c.net.finished
     cdef int _turn
     for _turn in range(READS_AT_ONCE):
         # Read bytes whose place is known in place; the rest, and what follows, through staging.
@@ -510,7 +518,8 @@ cdef int read_socket(Connection *c) noexcept nogil:
             return FORGED if c.forged else STARVED if c.starved else BABBLED
         if c.to_read != 0:
             reach(RECV_MID)
-        if <size_t>got < room:
+        # The next message may belong to a receive that is posted now that this one is complete.
+        if <size_t>got < room or c.net.finished != finished:
             return OK
     return OK
 

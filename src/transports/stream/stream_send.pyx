@@ -25,8 +25,8 @@ from cydist._native.stream_auth cimport seal_header, seal_payload
 from cydist._native.stream_liveness cimport status_of_loss
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
-    BABBLED, CHUNK_BYTES, DIED, EAGER_BYTES, ENDED, LIVE, UNUSED, VANISHED, WANTED, Connection, Net,
-    Outgoing,
+    BABBLED, CHUNK_BYTES, DIED, ENDED, LIVE, UNUSED, VANISHED, WANTED, Connection, Net, Outgoing,
+    most_eager,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport glance_int, load_u64, store_int
@@ -67,6 +67,7 @@ cdef void forget_request(Net *net, Request *r) noexcept nogil:
 
 cdef void finish_request(Net *net, Request *r, int status) noexcept nogil:
     forget_request(net, r)
+    net.finished += 1
     store_int(&r.status, status)
     if net.sleepers != 0:
         pthread_cond_broadcast(&net.changed)
@@ -379,7 +380,7 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         return net.foreign.send(net, t, r)
     if c.state == ENDED:
         return PEER_LOST
-    eager = (r.nbytes <= EAGER_BYTES and c.sent - c.credited + charge <= net.held_limit
+    eager = (r.nbytes <= most_eager(c) and c.sent - c.credited + charge <= net.held_limit
              and not (r.nbytes >= COOP_BYTES and c.local and not c.no_coop_copy))
     header = new_header(c, EAGER if eager else RTS)
     header.comm_id = t.comm_id
