@@ -254,6 +254,8 @@ def init_process_group(
         made.bound_device_id = device_id
         if bridge is not None:
             bridge.share(world)
+        with ranks_store.report_error(rank):
+            ranks_store.let_server_leave_last(rank, world_size)
     except BaseException:
         world.end()
         raise

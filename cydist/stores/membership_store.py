@@ -205,6 +205,18 @@ class MembershipStore(PrefixStore):
         if self._root is not None:
             self._root.withdraw_will(self._lost, self._will)
 
+    def let_server_leave_last(self, rank: int, size: int) -> None:
+        """Wait, on the rank whose process serves the store, until all others are here. It serves
+        them in a thread, which needs Python's lock; and what its program does next may hold that
+        until all others have done the same, as MPI_Init does."""
+        if self.holder is None:
+            return
+        if rank == self.holder:
+            if size > 1:
+                self.wait(["done/all"])
+        elif self.add("done", 1) == size - 1:
+            self.set("done/all", b"")
+
     def leave(self, rank: int, why: str) -> None:
         """Tell the ranks that wait here for `rank` that it will not come; best effort."""
         if self._root is not None:
