@@ -17,7 +17,7 @@ from cydist.bench.spawn import Spec
 SIZES = "8,1Ki,64Ki,1Mi,16Mi"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SIZE = re.compile(r"(\d+)\s*(?:([kmg])i?)?b?", re.I)
-MPIS = ("openmpi", "openmpi-tcp", "openmpi-polled", "mpich", "mpich-polled")
+MPIS = ("openmpi", "openmpi-tcp", "openmpi-polled", "mpich", "mpich-polled", "intelmpi")
 PLOTS = (".png", ".svg", ".pdf")
 OVER_TCP = ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")
 
@@ -38,6 +38,7 @@ Peers of --vs, separated by commas:
   torch:NAME        torch.distributed with its backend NAME; torch:cydist is this project as one
   openmpi=PYTHON    an interpreter of an environment with mpi4py and Open MPI, whose mpirun lies
   mpich=PYTHON      beside it or in PATH; the same with MPICH
+  intelmpi=PYTHON   the same with Intel MPI
   openmpi-tcp=PYTHON    Open MPI over TCP only
   openmpi-polled=PYTHON, mpich-polled=PYTHON    by non-blocking calls, polled until complete
   windows           cydist's backend tcp through shared memory, to compare --backend mpi with

@@ -132,7 +132,9 @@ def _under_mpirun(spec: Spec, size: int, address: str, log: str) -> Processes:
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     else:
         program = [str(Path(__file__).with_name("mpi_start.py"))]
-    command = [mpirun(spec.python), *spec.arguments, "-n", str(size), spec.python, *program]
+    launcher = mpirun(spec.python)
+    variables["PATH"] = f"{Path(launcher).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+    command = [launcher, *spec.arguments, "-n", str(size), spec.python, *program]
     with open(log, "ab") as out:
         process = subprocess.Popen(
             [*command, address, log, spec.kind, options],

@@ -61,12 +61,14 @@ def test_sizes_that_are_none(text: str) -> None:
 def test_peers() -> None:
     """--vs names the peers, and the interpreters of the MPIs."""
     specs = options.peers(
-        "gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows,torch:cydist,plain"
+        "gloo,openmpi=/a/python,tcp,shared,mpich-polled=/b/python,windows,torch:cydist,plain,"
+        "intelmpi=/c/python"
     )
     assert [(spec.name, spec.kind, spec.python) for spec in specs] == [
         ("gloo", "torch", None), ("openmpi", "mpi", "/a/python"), ("tcp", "cydist", None),
         ("shared", "cydist", None), ("mpich-polled", "mpi-polled", "/b/python"),
         ("windows", "cydist", None), ("torch:cydist", "torch", None), ("plain", "cydist", None),
+        ("intelmpi", "mpi", "/c/python"),
     ]  # fmt: skip
     assert [spec.name for spec in options.peers("GLOO,Torch:Cydist,OpenMPI=/A/python")] == [
         "gloo", "torch:cydist", "openmpi"
