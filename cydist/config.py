@@ -134,6 +134,12 @@ RUN_FILES = Variable(
     "directory where ranks keep their last calls for `cydist ps DIR`; cydistrun sets it, for other "
     "launchers you do",
 )
+METRICS = Variable(
+    ("CYDIST_METRICS",),
+    "",
+    "[HOST]:PORT where cydistrun serves metrics of this host's ranks for Prometheus; without HOST: "
+    "127.0.0.1",
+)
 FAILPOINT = Variable(
     ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"
 )

@@ -113,18 +113,40 @@ def table(activities: Sequence[Activity], now_ns: int) -> str:
     """Return a line for each rank."""
     rows = [("rank", "pid", "call", "since", "what it does")]
     for each in activities:
-        call, last = each.call, each.last
-        if call is not None:
-            words, since = describe_call(call), call["began_ns"]
-        elif last is not None:
-            words, since = f"after {describe_call(last)}", last["ended_ns"] or last["began_ns"]
-        else:
-            words, since = "no call yet", 0
+        words, does_now = where(each, now_ns)
+        since = _since(each)
         past = f"{max(0, now_ns - since) / 1e9:.1f} s" if since else "-"
-        rows.append((str(each.record.rank), str(each.record.pid), words, past, does(each, now_ns)))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        rows.append((str(each.record.rank), str(each.record.pid), words, past, does_now))
+    return table_of(rows)
+
+
+def where(activity: Activity, now_ns: int) -> tuple[str, str]:
+    """Return the call that a rank is in, or after which it is, and what it does."""
+    if activity.call is not None:
+        words = describe_call(activity.call)
+    elif activity.last is not None:
+        words = f"after {describe_call(activity.last)}"
+    else:
+        words = "no call yet"
+    return words, does(activity, now_ns)
+
+
+def _since(activity: Activity) -> int:
+    """Return since when a rank is in its call, or after it; 0: it has made none."""
+    if activity.call is not None:
+        return int(activity.call["began_ns"])
+    if activity.last is not None:
+        return int(activity.last["ended_ns"] or activity.last["began_ns"])
+    return 0
+
+
+def table_of(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines, with their columns below each other."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     return "".join(
-        "  ".join(row[i].ljust(widths[i]) for i in range(4)) + f"  {row[4]}\n" for row in rows
+        "  ".join([*(row[i].ljust(width) for i, width in enumerate(widths)), row[-1]]).rstrip()
+        + "\n"
+        for row in rows
     )
 
 

@@ -310,6 +310,7 @@ class Job:
         pids = {worker.rank: worker.pid for worker in self._workers}
         run_files.write_job(self._files, self.options, sum(sizes), pids)
         self._watch_for_hangs()
+        self._serve_metrics()
         self._loop(lambda: self._stage is JobStage.SWEEPING)
         self._look_at = None
         self._write_dumps()
@@ -494,6 +495,18 @@ class Job:
 
         self._print(f"cydistrun: a call takes longer than {limit:g} s (--report-hangs):\n")
         self._print(hang_report(read_job(self._files)))
+
+    def _serve_metrics(self) -> None:
+        """Start a process that serves metrics, if the user wants them. It ends with the ranks."""
+        listen = config.METRICS.get()
+        if not listen or not self._files:
+            return
+        from cydist.launch.metrics import start_for_job  # most jobs need none
+
+        try:
+            start_for_job(self._files, listen)
+        except OSError as error:
+            self._print(f"cydistrun: CYDIST_METRICS: {error}\n")
 
     def _write_dumps(self) -> None:
         """Write the last calls of all ranks, where the user wants them: a killed one cannot."""

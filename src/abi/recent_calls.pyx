@@ -200,8 +200,11 @@ def clock_now() -> tuple[int, int]:
     return counter, now
 
 
-def read_ring(const unsigned char[::1] memory not None):
+def read_ring(const unsigned char[::1] memory not None, uint64_t first=0):
     """Read a ring of this process or another one, which may be writing.
+
+    Args:
+        first: Leave out calls with a lower number, except those that run.
 
     Returns its head as a dictionary, its text, and its calls, oldest first, as tuples: number,
     began, seq, bytes, group, name, algorithm, dtype, op, root, state, awaited, since, ended,
@@ -225,7 +228,7 @@ def read_ring(const unsigned char[::1] memory not None):
     calls = <const RecentCall *>(&memory[0] + HEAD_BYTES + NAMES_BYTES)
     found = []
     last = load_u64(&head.next)
-    for i in range(last - min(last, <uint64_t>RECENT_CALLS), last):
+    for i in range(max(first, last - min(last, <uint64_t>RECENT_CALLS)), last):
         version = load_u64(&calls[i % RECENT_CALLS].version)
         if version != 2 * i + 2:
             continue                # being written, or passed over since its place was taken
@@ -233,11 +236,11 @@ def read_ring(const unsigned char[::1] memory not None):
         if load_u64(&calls[i % RECENT_CALLS].version) != version:
             continue
         found.append(call_tuple(&c, i))
-    # Calls that run for so long that the others went round.
+    # Calls that run, also for so long that the others went round.
     for i in range(<uint64_t>RECENT_CALLS):
         version = load_u64(&calls[i].version)
-        if (version == 0 or version & 1 or version // 2 + RECENT_CALLS > last
-                or calls[i].state != IN_TURN):
+        if (version == 0 or version & 1 or calls[i].state != IN_TURN
+                or version // 2 - 1 >= max(first, last - min(last, <uint64_t>RECENT_CALLS))):
             continue
         copy_call(&c, &calls[i])
         if load_u64(&calls[i].version) == version:

@@ -34,7 +34,7 @@ def test_every_turn_is_a_lane() -> None:
 
 def test_every_long_test_is_in_a_heavy_lane() -> None:
     """scripts/test-heavy names its file or folder, or a script of its own: scripts/test-mpi for
-    backend mpi, and scripts/test-clients."""
+    backend mpi, scripts/test-clients, and scripts/test-monitoring."""
     run = [line for line in HEAVY.splitlines() if "-m long" in line]
     named = tuple(re.findall(r"\btests/[\w/.]+", " ".join(run)))
     marked = [
@@ -43,7 +43,7 @@ def test_every_long_test_is_in_a_heavy_lane() -> None:
         if re.search(r"\bmark\.long\b", path.read_text())
     ]
     assert len(marked) > 5
-    named += ("tests/backends/mpi", "tests/clients")
+    named += ("tests/backends/mpi", "tests/clients", "tests/monitoring")
     assert [f for f in marked if not f.startswith(named)] == []
 
 

@@ -1,0 +1,178 @@
+"""Show how busy the ranks of a running job are: `cydist top`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from cydist.launch.hang_report import observe, table_of, where
+from cydist.launch.job_counters import JobCounters, RankTotals
+from cydist.launch.rank_records import describe_job
+from cydist.launch.run_files import JobFile
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+HEAD = ("rank", "host", "calls/s", "bytes/s", "waits", "awaited", "call", "what it does")
+_NOTED = 0.2  # of the other ranks' time: a rank that is awaited for so long is named
+INSTALL = 'the refreshed table needs rich: pip install "cydist[live]", or use --once'
+
+
+class Rates(NamedTuple):
+    """What a rank has done in a span of time.
+
+    Attributes:
+        calls, nbytes: Per second.
+        waits: Share of the time in which it waited for another rank; calls that wait at the same
+            time on several threads add up.
+        awaited: Share of the time in which the other ranks of this host waited for it, on average.
+    """
+
+    calls: float
+    nbytes: float
+    waits: float
+    awaited: float
+
+
+def rates(
+    before: dict[int, RankTotals], after: dict[int, RankTotals], seconds: float
+) -> dict[int, Rates]:
+    """Return what each rank has done between two moments, `seconds` apart."""
+    span_ns = seconds * 1e9
+    found = {}
+    for rank, now in after.items():
+        then = before.get(rank)
+        calls, nbytes, waited = now.counts.calls, now.counts.nbytes, now.counts.waited_ns
+        if then is not None:
+            calls -= then.counts.calls
+            nbytes -= then.counts.nbytes
+            waited -= then.counts.waited_ns
+        others = [each for each in after if each != rank]
+        awaited = sum(
+            after[each].awaited_ns.get(rank, 0)
+            - (before[each].awaited_ns.get(rank, 0) if each in before else 0)
+            for each in others
+        )
+        found[rank] = Rates(
+            calls / seconds, nbytes / seconds, waited / span_ns,
+            awaited / span_ns / len(others) if others else 0.0,
+        )  # fmt: skip
+    return found
+
+
+class Screen(NamedTuple):
+    """What is shown at a time.
+
+    Attributes:
+        title: The job, in a line.
+        rows: A line for each rank, and one for the host.
+        note: The rank that the others wait for, in a sentence; "": there is none.
+    """
+
+    title: str
+    rows: list[tuple[str, ...]]
+    note: str
+
+
+def screens(job: JobFile, seconds: float) -> Iterator[Screen]:
+    """Yield what is to be shown, every so many seconds, until the job has ended."""
+    counters = JobCounters(job.directory)
+    counters.look()
+    before, began = counters.totals(), time.monotonic()
+    while True:
+        counters.watch(seconds)
+        try:
+            activities = observe(job)
+        except OSError:  # its files are gone
+            return
+        if not any(each.process for each in activities):
+            return
+        counters.look()
+        after, now = counters.totals(), time.monotonic()
+        found = rates(before, after, now - began)
+        before, began = after, now
+        host = socket.gethostname()
+        now_ns = time.monotonic_ns()
+        rows: list[tuple[str, ...]] = [
+            (str(each.record.rank), host, *_shown(found.get(each.record.rank)),
+             *where(each, now_ns))
+            for each in activities
+        ]  # fmt: skip
+        whole = _whole(list(found.values()))
+        rows.append(("all", host, *_shown(whole)[:3], "", "", ""))
+        yield Screen(describe_job(job), rows, _note(found))
+
+
+def _whole(each: Sequence[Rates]) -> Rates | None:
+    """Return what the ranks of the host do together; of shares, the mean."""
+    if not each:
+        return None
+    return Rates(
+        sum(one.calls for one in each), sum(one.nbytes for one in each),
+        sum(one.waits for one in each) / len(each), 0.0,
+    )  # fmt: skip
+
+
+def _shown(found: Rates | None) -> tuple[str, str, str, str]:
+    if found is None:
+        return "-", "-", "-", "-"
+    return _short(found.calls), _short(found.nbytes), f"{found.waits:.0%}", f"{found.awaited:.0%}"
+
+
+def _short(number: float) -> str:
+    """Return a number with three digits and a letter for its thousands: "1.23 M"."""
+    for letter, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {letter}"
+    return f"{number:.3g}"
+
+
+def _note(found: dict[int, Rates]) -> str:
+    most = max(found, key=lambda rank: found[rank].awaited, default=None)
+    if most is None or found[most].awaited < _NOTED:
+        return ""
+    return (
+        f"Rank {most} is late: the other ranks waited for it {found[most].awaited:.0%} of the time."
+    )
+
+
+def print_once(job: JobFile, seconds: float) -> str:
+    """Return one table, of the next `seconds`; "": the job has ended."""
+    for screen in screens(job, seconds):
+        note = f"{screen.note}\n" if screen.note else ""
+        return f"job {screen.title}\n{table_of([HEAD, *screen.rows])}{note}"
+    return ""
+
+
+def show(job: JobFile, seconds: float) -> None:
+    """Show the table until the job has ended, or Ctrl-C.
+
+    Raises:
+        ValueError: rich is not installed.
+    """
+    try:
+        from rich.console import Group
+        from rich.live import Live
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        raise ValueError(INSTALL) from None
+
+    def drawn(screen: Screen) -> RenderableType:
+        table = Table(box=None, pad_edge=False)
+        for name in HEAD:
+            right = name in ("rank", "calls/s", "bytes/s", "waits", "awaited")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True)
+        for row in screen.rows:
+            table.add_row(*(Text(cell) for cell in row), style="dim" if row[0] == "all" else "")
+        return Group(Text(f"job {screen.title}"), table, Text(screen.note, style="bold red"))
+
+    with contextlib.suppress(KeyboardInterrupt):
+        with Live(Text("looks at the ranks"), auto_refresh=False, screen=os.isatty(1)) as live:
+            for screen in screens(job, seconds):
+                live.update(drawn(screen), refresh=True)
+        print("the job has ended")
