@@ -1,4 +1,4 @@
-"""What the calls of all ranks of this host add up to, from looks at their rings."""
+"""Sums of the calls of all ranks of this host, from looks at their rings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORTEST_PAUSE = 0.05  # seconds
 
 
 class RankTotals(NamedTuple):
-    """What one rank has done so far.
+    """Sums over the calls of one rank.
 
     Attributes:
         counts: Of all its calls.

@@ -23,7 +23,7 @@ INSTALL = 'the refreshed table needs rich: pip install "cydist[live]", or use --
 
 
 class Rates(NamedTuple):
-    """What a rank has done in a span of time.
+    """The calls of a rank in a span of time.
 
     Attributes:
         calls, nbytes: Per second.
@@ -65,7 +65,7 @@ def rates(
 
 
 class Screen(NamedTuple):
-    """What is shown at a time.
+    """One state of the table.
 
     Attributes:
         title: The job, in a line.
@@ -79,7 +79,7 @@ class Screen(NamedTuple):
 
 
 def screens(job: JobFile, seconds: float) -> Iterator[Screen]:
-    """Yield what is to be shown, every so many seconds, until the job has ended."""
+    """Yield a state of the table each `seconds`, until the job has ended."""
     counters = JobCounters(job.directory)
     counters.look()
     before, began = counters.totals(), time.monotonic()

@@ -27,7 +27,7 @@ _BY_CALL = ("run_id", "rank", "group", "backend", "call")
 
 
 class Address(NamedTuple):
-    """Where metrics are served.
+    """The place where metrics are served.
 
     Attributes:
         host: An address of this host.
@@ -52,7 +52,7 @@ def address(text: str) -> Address:
 
 
 class JobMetrics:
-    """What prometheus_client collects at each scrape."""
+    """The metrics of a job, which prometheus_client collects at each scrape."""
 
     def __init__(self, job: JobFile) -> None:
         self._run_id = job.run_id

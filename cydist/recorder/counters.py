@@ -1,4 +1,4 @@
-"""What the calls of a process add up to, from looks at its ring: for tables and metrics.
+"""Sums of the calls of a process, from looks at its ring: for tables and metrics.
 
 The ranks count nothing for it. Each look takes the calls since the one before out of the ring.
 """
@@ -18,7 +18,7 @@ _LATE_ENTRIES = 2  # that the process may be writing while they are read
 
 
 class Kind(NamedTuple):
-    """What calls have in common that are counted together."""
+    """Common to the calls that are counted together."""
 
     group: str
     backend: str
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
 
 
 class Counts:
-    """What calls add up to.
+    """Sums over calls.
 
     Attributes:
         calls: How many there were.
@@ -49,7 +49,7 @@ class Counts:
 
 
 class _Counted(NamedTuple):
-    """What a call that is not over has added so far."""
+    """The part of a call that is not over which has been added so far."""
 
     nbytes: int = 0
     spent_ns: int = 0
