@@ -14,6 +14,8 @@ MEETINGS = {
     "reduce_scatter_single", "reduce_scatter_tensor",
 }  # fmt: skip
 MOST_LISTED = 10
+# Of threads in a trace: a thread with the number of its process would be its main thread.
+_FIRST_TID = 1_000_000
 
 
 class Clock(NamedTuple):
@@ -178,7 +180,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
             named.add((span.rank, number))
             name = "?" if span.group is None else span.group["name"]
             events.append(
-                {"ph": "M", "name": "thread_name", "pid": span.rank, "tid": number,
+                {"ph": "M", "name": "thread_name", "pid": span.rank, "tid": _FIRST_TID + number,
                  "args": {"name": f"group {name}"}}
             )  # fmt: skip
         shown = ("seq", "tag", "peer", "root", "bytes", "dtype", "op", "algorithm", "state",
@@ -189,7 +191,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
                 "name": span.call["call"],
                 "cat": "message" if span.call["seq"] is None else "collective",
                 "pid": span.rank,
-                "tid": number,
+                "tid": _FIRST_TID + number,
                 "ts": span.began / 1000,
                 "dur": (span.ended - span.began) / 1000,
                 "args": {key: span.call[key] for key in shown if span.call[key] is not None}
@@ -203,10 +205,10 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def summary(timeline: Timeline) -> str:
-    """Return what the timeline shows, as text: clocks, each rank's share of communication, the
-    ranks that came late, and the slowest calls."""
+    """Return what the timeline shows, as text: clocks, each rank's share of communication and
+    overlap, the ranks that came late, bytes per link, and the slowest calls."""
     parts = [_clock_lines(timeline), _rank_lines(timeline), _late_lines(timeline)]
-    return "\n".join([*parts, _slow_lines(timeline)])
+    return "\n".join([*parts, _byte_lines(timeline), _slow_lines(timeline)])
 
 
 def _clock_lines(timeline: Timeline) -> str:
@@ -230,17 +232,12 @@ def _rank_lines(timeline: Timeline) -> str:
     text = f"ranks, in {_time(length)}:\n"
     outside = []
     for rank, host in timeline.hosts.items():
-        spans = [span for span in timeline.spans if span.rank == rank]
-        inside = _covered((span.began, span.ended) for span in spans)
-        waited = sum(span.call["waited_ns"] for span in spans)
-        own = max((span.ended for span in spans), default=0) - min(
-            (span.began for span in spans), default=0
-        )
-        outside.append(own - inside)
-        share = inside / own if own else 0.0
+        of_rank = shares(timeline, rank)
+        outside.append(of_rank.length - of_rank.inside)
+        share = of_rank.inside / of_rank.length if of_rank.length else 0.0
         text += (
-            f"  rank {rank} on {host}: {len(spans)} calls, {_time(inside)} in calls "
-            f"({share:.0%}), of which it waited {_time(waited)}\n"
+            f"  rank {rank} on {host}: {of_rank.calls} calls, {_time(of_rank.inside)} in calls "
+            f"({share:.0%}), of which it waited {_time(of_rank.waited)}{_overlap(of_rank)}\n"
         )
     most = max(outside, default=0)
     if most > 0:
@@ -251,8 +248,47 @@ def _rank_lines(timeline: Timeline) -> str:
     return text
 
 
-def _late_lines(timeline: Timeline) -> str:
-    """Return which ranks, and hosts, came late to calls that all must enter."""
+class Shares(NamedTuple):
+    """The time of one rank.
+
+    Attributes:
+        calls: How many it made.
+        length: Nanoseconds from its first call to its last.
+        inside: Of these, nanoseconds in at least one call.
+        spent: Nanoseconds in all calls, those at the same time added up.
+        waited: Nanoseconds of these in which it waited.
+    """
+
+    calls: int
+    length: int
+    inside: int
+    spent: int
+    waited: int
+
+
+def shares(timeline: Timeline, rank: int) -> Shares:
+    """Return how one rank spent its time."""
+    spans = [span for span in timeline.spans if span.rank == rank]
+    began = min((span.began for span in spans), default=0)
+    return Shares(
+        len(spans),
+        max((span.ended for span in spans), default=0) - began,
+        _covered((span.began, span.ended) for span in spans),
+        sum(span.ended - span.began for span in spans),
+        sum(span.call["waited_ns"] for span in spans),
+    )
+
+
+def _overlap(found: Shares) -> str:
+    """Return the share of the time of a rank's calls in which it did not wait, in words."""
+    if not found.spent:
+        return ""
+    return f", overlap {max(0.0, 1 - found.waited / found.spent):.0%}"
+
+
+def lateness(timeline: Timeline) -> tuple[int, dict[int, int], dict[int, int]]:
+    """Return how late ranks came to calls that all must enter: the number of these calls; by rank,
+    how often it came last; by rank, nanoseconds after the median rank, of all these calls."""
     last: dict[int, int] = defaultdict(int)
     behind: dict[int, int] = defaultdict(int)
     count = 0
@@ -263,6 +299,12 @@ def _late_lines(timeline: Timeline) -> str:
         last[times[-1][1]] += 1
         for began, rank in times:
             behind[rank] += max(0, int(began - median))
+    return count, last, behind
+
+
+def _late_lines(timeline: Timeline) -> str:
+    """Return which ranks, and hosts, came late to calls that all must enter."""
+    count, last, behind = lateness(timeline)
     if not count:
         return "no collective that all ranks must enter is in the records of all its ranks\n"
     text = f"late, in {count} collectives that all ranks must enter:\n"
@@ -289,6 +331,48 @@ def meetings(timeline: Timeline) -> Iterator[list[Span]]:
     for spans in found.values():
         if spans[0].group is not None and len(spans) == spans[0].group["size"] > 1:
             yield spans
+
+
+def _byte_lines(timeline: Timeline) -> str:
+    """Return the bytes of messages for each pair of ranks, and of collectives for each group."""
+    links: dict[tuple[int, int], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for span in timeline.spans:
+        call = span.call
+        if call["seq"] is not None:
+            kind = ("?" if span.group is None else span.group["name"], call["call"])
+            groups[kind].append(call["bytes"])
+            members[kind].add(span.rank)
+        elif call["call"] == "send" and call["peer"] is not None:
+            links[span.rank, call["peer"]].append(call["bytes"])
+    text = "bytes:\n"
+    most = sorted(links, key=lambda link: -sum(links[link]))
+    for sender, receiver in most[:MOST_LISTED]:
+        sizes = links[sender, receiver]
+        text += f"  rank {sender} to rank {receiver}: {_bytes(sum(sizes))} in {len(sizes)} messages"
+        hosts = timeline.hosts.get(sender), timeline.hosts.get(receiver)
+        across = None not in hosts and hosts[0] != hosts[1]
+        text += f", from {hosts[0]} to {hosts[1]}\n" if across else "\n"
+    if len(most) > MOST_LISTED:
+        rest = sum(sum(links[link]) for link in most[MOST_LISTED:])
+        text += f"  {len(most) - MOST_LISTED} more pairs of ranks: {_bytes(rest)}\n"
+    kinds = sorted(groups, key=lambda kind: -sum(groups[kind]))
+    for kind in kinds[:MOST_LISTED]:
+        ranks = len(members[kind])
+        text += (
+            f"  {kind[1]} of group {kind[0]!r}: {_bytes(sum(groups[kind]) / ranks)} in "
+            f"{len(groups[kind]) / ranks:.0f} calls, on each of {ranks} ranks\n"
+        )
+    return text if links or groups else ""
+
+
+def _bytes(number: float) -> str:
+    """Return a number of bytes with its unit."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.2f} {unit}"
+    return f"{number:.0f} bytes"
 
 
 def _slow_lines(timeline: Timeline) -> str:

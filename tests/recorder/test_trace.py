@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cydist.recorder import timeline
+from cydist.recorder import timeline, timeline_plot
 
 DEADLINE = 55.0
 MS = 1_000_000
@@ -27,6 +27,12 @@ def call(name: str, seq: int, began: int, ended: int | None, **more: Any) -> dic
         "ended_ns": ended, "waits_for": None, "waits_since_ns": None, "waited_ns": 0,
         "longest_wait_ns": 0, "longest_wait_for": None, **more,
     }  # fmt: skip
+
+
+def message(name: str, number: int, peer: int, nbytes: int) -> dict[str, Any]:
+    """One message as the recorder writes it."""
+    of_call = call(name, number, number, number + 1)
+    return {**of_call, "seq": None, "tag": 0, "peer": peer, "bytes": nbytes}
 
 
 def dump(rank: int, calls: list[dict[str, Any]], host: str = "a", **more: Any) -> dict[str, Any]:
@@ -78,6 +84,88 @@ def test_the_late_rank_is_named() -> None:
     assert "rank 0 on a: 4 calls, 240.00 ms in calls (67%), of which it waited 200.00 ms" in text
 
 
+def test_overlap_is_the_share_without_waits() -> None:
+    """Of the time in calls, also of those at the same time; without timed calls it is not said."""
+    busy = [call("all_reduce", 1, 0, 80 * MS, waited_ns=20 * MS),
+            call("broadcast", 2, 40 * MS, 60 * MS, waited_ns=5 * MS)]  # fmt: skip
+    text = timeline.summary(timeline.merge([dump(0, busy), dump(1, [call("barrier", 9, 0, None)])]))
+    assert "rank 0 on a: 2 calls, 80.00 ms in calls (100%), of which it waited 25.00 ms, " in text
+    assert "waited 25.00 ms, overlap 75%\n" in text
+    assert re.search(r"rank 1 on a: 1 calls.* waited 0 ns\n", text), text
+
+
+def test_bytes_per_link() -> None:
+    """Messages by sender and receiver, with their hosts where these differ; collectives by group,
+    on each rank."""
+    sent = [message("send", n, 1, 1500) for n in range(4)]
+    received = [message("recv", n, 0, 1500) for n in range(4)]
+    both = [call("all_reduce", n, n, n + 1, bytes=2_000_000) for n in (1, 2)]
+    text = timeline.summary(
+        timeline.merge([dump(0, [*sent, *both]), dump(1, [*received, *both], "b")])
+    )
+    lines = text.partition("bytes:\n")[2].splitlines()
+    assert lines[:2] == [
+        "  rank 0 to rank 1: 6.00 kB in 4 messages, from a to b",
+        "  all_reduce of group '0': 4.00 MB in 2 calls, on each of 2 ranks",
+    ]
+
+
+def test_many_links_are_summed_up() -> None:
+    """The ten with the most bytes are listed."""
+    sent = [message("send", n, n, 100 + n) for n in range(1, 15)]
+    text = timeline.summary(timeline.merge([dump(0, sent)]))
+    assert "rank 0 to rank 14: 114 bytes in 1 messages" in text
+    assert f"  4 more pairs of ranks: {101 + 102 + 103 + 104} bytes" in text
+
+
+def late_job() -> timeline.Timeline:
+    """Rank 1 comes 50 ms late to each of four calls."""
+    early = [call("all_reduce", n, n * 100 * MS, (n * 100 + 60) * MS, waited_ns=50 * MS)
+             for n in range(1, 5)]  # fmt: skip
+    late = [call("all_reduce", n, (n * 100 + 50) * MS, (n * 100 + 60) * MS) for n in range(1, 5)]
+    return timeline.merge([dump(0, early), dump(1, late)])
+
+
+def test_the_plot_shows_the_late_rank() -> None:
+    """Bars of calls, of the time, and of the time after the median rank."""
+    pytest.importorskip("matplotlib")
+    calls, time, late = timeline_plot.figure(late_job()).axes
+    assert [bar.get_width() for bar in late.patches] == [0.0, 100.0]
+    shown = [[round(bar.get_width(), 1) for bar in group] for group in time.containers]
+    # Rank 0: 200 of 360 ms waiting, 40 more in calls; rank 1: 40 of 310 ms in calls.
+    assert shown == [[55.6, 0.0], [11.1, 12.9], [33.3, 87.1]]
+    widths = [
+        [round(path.get_extents().width, 3) for path in bars.get_paths()]
+        for bars in calls.collections
+    ]
+    assert widths == [[0.06] * 4, [0.01] * 4]
+    assert [label.get_text() for label in calls.get_yticklabels()] == ["0 on a", "1 on a"]
+
+
+FORMATS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_formats_of_plots(tmp_path: Path, ending: str) -> None:
+    """By the file's name."""
+    pytest.importorskip("matplotlib")
+    timeline_plot.draw(late_job(), str(tmp_path / f"plot.{ending}"))
+    assert (tmp_path / f"plot.{ending}").read_bytes().startswith(FORMATS[ending])
+
+
+def test_an_unknown_format_of_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="xyz"):
+        timeline_plot.draw(late_job(), str(tmp_path / "plot.xyz"))
+
+
+def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r'pip install "cydist\[trace\]"'):
+        timeline_plot.draw(late_job(), "plot.png")
+
+
 def test_events_of_the_trace() -> None:
     """Processes are ranks, threads are groups, times are microseconds from the first call on."""
     found = timeline.chrome_trace(
@@ -116,7 +204,8 @@ def test_the_trace_of_a_job(tmp_path: Path) -> None:
         ).stdout  # fmt: skip
 
     python("-m", "cydist.run", "-n", "3", str(program))
-    text = python("-m", "cydist.trace", str(run))
+    text = python("-m", "cydist.trace", str(run), "--plot", str(run / "plot.png"))
+    assert (run / "plot.png").stat().st_size > 10_000
     first = re.search(r"late, in 5 collectives.*\n  rank (\d) on \S+ came last (\d) times", text)
     assert first is not None, text
     assert (first[1], int(first[2]) >= 4) == ("1", True), text
