@@ -29,8 +29,9 @@ class CallInfo(NamedTuple):
         name: "all_reduce", "isend".
         group: The group's name.
         backend: The backend's name.
-        seq: The call's number among the collectives of its group, as in errors; 0 before a
-            collective has its number, and of messages.
+        seq: The call's number among the collectives of its group, as in errors; 0 of messages. It
+            is 0 in `before`, too: a collective gets its number when its turn in the group comes,
+            after the calls that other threads have issued before.
         nbytes: Of this rank's array; 0: the call has none.
         dtype: Of its elements, "float32"; "": the call has no array.
         peers: Global ranks: of a message the other side, () for any rank; of a collective all

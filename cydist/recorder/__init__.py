@@ -84,8 +84,8 @@ def add_group(name: str, backend: str, rank: int, ranks: Sequence[int]) -> int:
         return min(_groups, (1 << 16) - 1)
 
 
-def last_calls(number: int, most: int = 4) -> str:
-    """Return the last calls of a group in words, oldest first; "" if there was none.
+def last_calls(number: int, most: int = 4) -> list[str]:
+    """Return the last calls of a group, each in words, oldest first.
 
     Args:
         number: Of the group, as `add_group` returned it.
@@ -97,7 +97,7 @@ def last_calls(number: int, most: int = 4) -> str:
     # First, since a rank that asks does not wait for long.
     ours = [call for call in calls if call[snapshot.GROUP] == number][-most:]
     found = snapshot.of_ring(head, text, ours)["calls"]
-    return ", ".join(snapshot.describe_call(call) for call in found)
+    return [snapshot.describe_call(call) for call in found]
 
 
 def on_failure() -> None:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from cydist.executor import PollHook
 
 MOST_ASKED = 16  # ranks that are queried after a deadline
+MOST_COMPARED = 3  # ranks whose last calls a mismatch shows
 MOST_LOGGED = 16  # hosts that a log line names
 
 _log = Log("group")
@@ -337,6 +338,8 @@ class HostGroup(ProcessGroup):
                 moved = traffic.snapshot(self._traffic_with, awaited)
                 late = self._describe_late(awaited)
                 error.args = (f"{error}{late}{traffic.describe(moved, self._named)}",)
+            elif isinstance(error, MismatchError):
+                error.args = (f"{error}{self._describe_calls(error.ranks)}",)
         finally:
             self._broadcast_failure(error, call)
 
@@ -361,10 +364,33 @@ class HostGroup(ProcessGroup):
             f"{self.doing()}{failed}".partition("\n")[0], "\n".join(filter(None, lines))
         )
 
+    def _describe_calls(self, ranks: Sequence[int]) -> str:
+        """Return lines on the last calls of this rank and of some global ranks, as far as these
+        still answer: they show where ranks took different ways. Return "" in the first call of the
+        group, which the error names."""
+        query = self._endpoint.query
+        if len(recorder.last_calls(self.call_queue.group_number, most=2)) < 2:
+            return ""
+        theirs = [self.ranks.index(rank) for rank in ranks if rank in self.ranks]
+        asked = [rank for rank in theirs if rank != self._rank][:MOST_COMPARED]
+        found: dict[int, PeerReport] = {}
+        if query is not None:
+            found = gather(
+                lambda rank, deadline: query(self._peers[rank], self._comm_id, deadline), asked
+            )
+        lines = [f"\n{self._named(self._rank)} (here): {self._last_calls()}"]
+        for rank, report in found.items():
+            lines += [
+                f"\n{self._named(rank)}: {line}"
+                for line in report.stacks.splitlines()
+                if line.startswith(LAST_CALLS)
+            ]
+        return "".join(lines)
+
     def _last_calls(self) -> str:
         """Return a line on this rank's last calls of the group; "": it has made none."""
         calls = recorder.last_calls(self.call_queue.group_number)
-        return calls and f"{LAST_CALLS}{calls}"
+        return f"{LAST_CALLS}{', '.join(calls)}" if calls else ""
 
     def _traffic_with(self, rank: int) -> Traffic | None:
         found = self._endpoint.traffic(self._peers[rank])
