@@ -420,7 +420,7 @@ def test_the_last_of_many_calls_that_no_rank_received_names_the_first_that_diffe
     for text in run_threads(body, 2, transport):
         assert "broadcast #3, root 0" in text
         assert "broadcast #3, root 1" in text
-        assert "#4" not in text
+        assert "#4" not in text.partition("\n")[0]  # its last calls follow
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

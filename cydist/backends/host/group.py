@@ -338,10 +338,10 @@ class HostGroup(ProcessGroup):
                 moved = traffic.snapshot(self._traffic_with, awaited)
                 late = self._describe_late(awaited)
                 error.args = (f"{error}{late}{traffic.describe(moved, self._named)}",)
-            elif isinstance(error, MismatchError):
-                error.args = (f"{error}{self._describe_calls(error.ranks)}",)
         finally:
             self._broadcast_failure(error, call)
+        if isinstance(error, MismatchError):  # after that: no rank waits for the answers
+            error.args = (f"{error}{self._describe_calls(error.ranks)}",)
 
     def _broadcast_failure(self, error: BaseException, call: str) -> None:
         about = error.ranks[:1] if isinstance(error, DistError) else ()
