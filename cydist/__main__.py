@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cydist.launch import hang_report, rank_records
+from cydist.launch import all_hosts, rank_records
 from cydist.launch.run_files import JobFile
 
 
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             job = rank_records.find_job(given.job)
             if given.command == "ps":
-                print(hang_report.report(job, hang_report.observe(job)), end="")
+                print(all_hosts.ps_report(job), end="")
             elif given.command == "hang":
-                print(hang_report.hang_report(job), end="")
+                print(all_hosts.hang_report_of_all(job), end="")
             elif given.command == "metrics":
                 from cydist.launch import metrics  # the other commands need none
 

@@ -32,6 +32,8 @@ class Activity(NamedTuple):
         busy: Share of one processor that it used while it was observed.
         call: The call that it is in, as the recorder writes calls; None: in none.
         last: Its last call of any kind; None: it made none.
+        host: Number and name of its host, in a job on several hosts; "": this one.
+        remote: Whether it is on another host.
     """
 
     record: RankRecord
@@ -39,6 +41,8 @@ class Activity(NamedTuple):
     busy: float
     call: dict[str, Any] | None
     last: dict[str, Any] | None
+    host: str = ""
+    remote: bool = False
 
 
 # Looking
@@ -111,12 +115,15 @@ def _usage(activity: Activity) -> str:
 
 def table(activities: Sequence[Activity], now_ns: int) -> str:
     """Return a line for each rank."""
-    rows = [("rank", "pid", "call", "since", "what it does")]
+    several = any(each.host for each in activities)
+    place = ("host",) if several else ()
+    rows = [("rank", *place, "pid", "call", "since", "what it does")]
     for each in activities:
+        place = (each.host,) if several else ()
         words, does_now = where(each, now_ns)
         since = _since(each)
         past = f"{max(0, now_ns - since) / 1e9:.1f} s" if since else "-"
-        rows.append((str(each.record.rank), str(each.record.pid), words, past, does_now))
+        rows.append((str(each.record.rank), *place, str(each.record.pid), words, past, does_now))
     return table_of(rows)
 
 
@@ -151,25 +158,28 @@ def table_of(rows: Sequence[Sequence[str]]) -> str:
 
 
 def report(
-    job: JobFile, activities: Sequence[Activity], stacks: Callable[[Activity], str] | None = None
+    job: JobFile,
+    activities: Sequence[Activity],
+    stacks: Callable[[Activity], str] | None = None,
+    note: str | None = None,
 ) -> str:
     """Return the table, which ranks are late, and their stacks.
 
     Args:
         stacks: Returns a late rank's stacks; None: none are shown.
+        note: What is missing in the table, in lines; None: the ranks of other hosts.
     """
     now_ns = time.monotonic_ns()
     text = f"job {describe_job(job)}\n{table(activities, now_ns)}"
-    if job.nodes > 1:
-        text += (
-            f"The table has the ranks of host {job.node}. Run this on the other hosts for theirs.\n"
-        )
+    if note is None and job.nodes > 1:
+        text += f"The table has the ranks of host {job.node}. `cydist hang` shows those of all.\n"
+    text += note or ""
     found = late(activities)
     for reason in found.values():
         text += f"{reason}\n"
     waiting = [each for each in activities if each.call is not None]
     if not found and waiting:
-        text += "No rank of this host is late in a call that another of its ranks is in.\n"
+        text += "No rank of the table is late in a call that another of its ranks is in.\n"
     for each in activities if stacks is not None else ():
         if each.record.rank in found and stacks is not None:
             text += f"stacks of rank {each.record.rank} (pid {each.record.pid}):\n"
@@ -181,7 +191,7 @@ def report(
 
 
 def late(activities: Sequence[Activity]) -> dict[int, str]:
-    """Return the ranks of this host for which others wait, and why each is late.
+    """Return the ranks for which others wait, and why each is late.
 
     A rank is late if another member of a group is in a later call than it has reached, or waits
     for it, while it waits for no rank itself.
@@ -396,5 +406,5 @@ class HangWatch:
 
 
 def hang_report(job: JobFile) -> str:
-    """Return the report of a hang: the table, the late ranks, and their stacks."""
+    """Return the report of a hang on this host: the table, the late ranks, and their stacks."""
     return report(job, observe(job), lambda late_one: stacks_of(late_one, job.directory))

@@ -13,6 +13,10 @@ rank 0. The connections stay. On each the launchers have proved that they know t
             <- end      what failed first, on any host: end the ranks
     ended   ->          the ranks here have ended, and a restart may follow
             <- finish   all ranks of all hosts have ended well
+    ask     ->          a command on this host wants to see all ranks (all_hosts.py)
+            <- look     what do your ranks do?
+    seen    ->          they do this
+            <- seen     the ranks of another host do this
 
 Everything happens on the launcher's one thread, but for the attempts to connect: those have a
 thread of their own, which is gone before a worker starts.
@@ -51,7 +55,7 @@ from cydist.stores.listen import bind
 from cydist.waiting import DEFAULT_TIMEOUT, WaitNotices
 
 _CHANNEL = b"launch"
-_MOST_BYTES = 1 << 20  # of a message
+MOST_BYTES = 1 << 20  # of a message
 _READ_BYTES = 1 << 16
 # Without a failure that blames no other rank, host 0 waits this long for one.
 VERDICT_SECONDS = 1.0
@@ -106,7 +110,7 @@ class _Connection:
         self.sock = sock
         self.node: int | None = None  # of the other launcher, once it has said so
         self.address = handshake.there.rpartition(":")[0]
-        self._records = Records(handshake, _MOST_BYTES)
+        self._records = Records(handshake, MOST_BYTES)
         self._received = bytearray()
         self._missing = 0  # bytes after the head of the record that arrives; 0: no whole head yet
         sock.settimeout(_SEND_SECONDS)
@@ -153,6 +157,9 @@ class _Connection:
 class Launchers:
     """This launcher's view of all launchers of the job.
 
+    Set `look`, which returns what the ranks here do, and `take`, which gets another host's answer:
+    its key, the host, and the answer.
+
     Register `fileno()` for reading and call `serve` when it is ready, and at `deadline`.
 
     Attributes:
@@ -173,6 +180,8 @@ class Launchers:
         self.sizes: tuple[int, ...] = ()
         self.verdict: Verdict | None = None
         self.finished = False
+        self.look: Callable[[list[int]], Message] = lambda stacks: {}
+        self.take: Callable[[str, int, Message], object] = lambda key, node, answer: None
 
     def fileno(self) -> int:
         return self._selector.fileno()
@@ -195,6 +204,15 @@ class Launchers:
         """Tell host 0's launcher."""
         raise NotImplementedError
 
+    def ask(self, key: str, stacks: list[int]) -> None:
+        """Ask the other launchers what their ranks do. Their answers go to `take`.
+
+        Args:
+            key: Comes back with each answer.
+            stacks: Ranks whose stacks are wanted, instead.
+        """
+        raise NotImplementedError
+
     def close(self) -> None:
         """Close the connections."""
         self._selector.close()
@@ -214,6 +232,14 @@ class Launchers:
                 self._say(content["text"])
             case "refuse":
                 raise RendezvousError(content["text"])
+            case "look":
+                self._answer(content["asker"], content["key"], content["stacks"])
+            case "seen":
+                self.take(content["key"], content["node"], content["answer"])
+
+    def _answer(self, asker: int, key: str, stacks: list[int]) -> None:
+        """Let the launcher of a host know what the ranks here do."""
+        raise NotImplementedError
 
 
 class HostZero(Launchers):
@@ -366,6 +392,39 @@ class HostZero(Launchers):
                 text = f"cydistrun: {where} was told to end by {message['signal']}\n"
                 number = signal.Signals[message["signal"]]
                 self._end(Verdict(node, None, message["code"], text, ended_by=number))
+            case "ask":
+                self._pass_on(node, message["key"], message["stacks"])
+            case "seen":
+                self._give(message["asker"], message["key"], node, message["answer"])
+
+    def ask(self, key: str, stacks: list[int]) -> None:
+        self._pass_on(0, key, stacks)
+
+    def _pass_on(self, asker: int, key: str, stacks: list[int]) -> None:
+        """Ask all launchers but the one that asks."""
+        question = {"kind": "look", "asker": asker, "key": key, "stacks": stacks}
+        for node in self._all - {asker, 0}:
+            self._send_to(node, question)
+        if asker != 0:  # last, since looking takes time
+            self._answer(asker, key, stacks)
+
+    def _answer(self, asker: int, key: str, stacks: list[int]) -> None:
+        self._give(asker, key, 0, self.look(stacks))
+
+    def _give(self, asker: int, key: str, node: int, answer: Message) -> None:
+        """Give one launcher's answer to the one that asked."""
+        if asker == 0:
+            self.take(key, node, answer)
+        else:
+            self._send_to(asker, {"kind": "seen", "key": key, "node": node, "answer": answer})
+
+    def _send_to(self, node: int, message: Message) -> None:
+        for connection in list(self._connections):
+            if connection.node == node:
+                try:
+                    connection.send(message)
+                except OSError:
+                    self._drop(connection)
 
     def _advance(self) -> None:
         now = time.monotonic()
@@ -526,6 +585,20 @@ class OtherHost(Launchers):
             # Host 0 ends the job then, at the latest after VERDICT_SECONDS.
             if kind == "failed" and not self._options.keep_going:
                 self._answer_by = time.monotonic() + patience_with_hosts()
+
+    def ask(self, key: str, stacks: list[int]) -> None:
+        self._send({"kind": "ask", "key": key, "stacks": stacks})
+
+    def _answer(self, asker: int, key: str, stacks: list[int]) -> None:
+        self._send({"kind": "seen", "asker": asker, "key": key, "answer": self.look(stacks)})
+
+    def _send(self, message: Message) -> None:
+        """Tell host 0's launcher something that does not decide how the job goes on."""
+        if self._connection is not None:
+            try:
+                self._connection.send(message)
+            except OSError as error:
+                self._lost(error)
 
     def _obey(self, message: Message) -> None:
         super()._obey(message)

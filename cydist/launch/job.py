@@ -22,7 +22,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cydist import config
 from cydist.errors import RendezvousError, counted, listed
@@ -130,6 +130,7 @@ class Job:
 
                 self._hosts = hosts.other_launchers(self.options, self._print, self._secret)
                 self._register(self._hosts.fileno(), self._serve_hosts)
+                self._take_questions(self._hosts)
             return self._run_generations()
         except (OSError, RendezvousError) as error:
             self._print(f"cydistrun: {error}\n")
@@ -283,6 +284,35 @@ class Job:
             self._hosts.serve()
         except RendezvousError as error:
             self._not_met = error  # of a running loop, which goes on after exceptions
+
+    def _take_questions(self, hosts: Launchers) -> None:
+        """Let `cydist ps` ask, here and on other hosts, what all ranks do."""
+        hosts.look, hosts.take = self._look, self._take_answer
+        questions = run_files.open_questions(self._files)
+        if questions is not None:
+            self._register(questions, lambda: self._pass_questions_on(hosts, questions))
+
+    def _pass_questions_on(self, hosts: Launchers, questions: int) -> None:
+        from cydist.launch.all_hosts import questions_in  # loads compiled code
+
+        with contextlib.suppress(BlockingIOError):
+            for key, stacks in questions_in(os.read(questions, 1 << 16)):
+                hosts.ask(key, stacks)
+
+    def _look(self, stacks: list[int]) -> dict[str, Any]:
+        """Return what the ranks of this host do, for another host. Their output waits meanwhile."""
+        from cydist.launch.hosts import MOST_BYTES
+
+        try:
+            from cydist.launch.all_hosts import answer_of
+        except ImportError as error:  # the compiled code is of another Python
+            return {"error": f"its launcher cannot look: {error}"}
+        return answer_of(self._files, stacks, MOST_BYTES // 2)
+
+    def _take_answer(self, key: str, node: int, answer: dict[str, Any]) -> None:
+        from cydist.launch.all_hosts import take_answer
+
+        take_answer(self._files, key, node, answer)
 
     def _run_generation(self, number: int, sizes: tuple[int, ...]) -> None:
         """Start all workers, and return when they and all their descendants have ended."""

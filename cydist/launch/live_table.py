@@ -43,6 +43,7 @@ def rates(
 ) -> dict[int, Rates]:
     """Return what each rank has done between two moments, `seconds` apart."""
     span_ns = seconds * 1e9
+    awaited = awaited_shares(before, after, seconds)
     found = {}
     for rank, now in after.items():
         then = before.get(rank)
@@ -51,16 +52,27 @@ def rates(
             calls -= then.counts.calls
             nbytes -= then.counts.nbytes
             waited -= then.counts.waited_ns
-        others = [each for each in after if each != rank]
-        awaited = sum(
-            after[each].awaited_ns.get(rank, 0)
-            - (before[each].awaited_ns.get(rank, 0) if each in before else 0)
+        found[rank] = Rates(
+            calls / seconds, nbytes / seconds, waited / span_ns, awaited.get(rank, 0.0)
+        )
+    return found
+
+
+def awaited_shares(
+    before: dict[int, RankTotals], after: dict[int, RankTotals], seconds: float
+) -> dict[int, float]:
+    """Return for which share of the time the other ranks of this host waited for a rank, on
+    average: for each rank, also of other hosts, for which one waited."""
+    found: dict[int, float] = {}
+    for peer in {peer for each in after.values() for peer in each.awaited_ns}:
+        others = [each for each in after if each != peer]
+        ns = sum(
+            after[each].awaited_ns.get(peer, 0)
+            - (before[each].awaited_ns.get(peer, 0) if each in before else 0)
             for each in others
         )
-        found[rank] = Rates(
-            calls / seconds, nbytes / seconds, waited / span_ns,
-            awaited / span_ns / len(others) if others else 0.0,
-        )  # fmt: skip
+        if others:
+            found[peer] = ns / (seconds * 1e9) / len(others)
     return found
 
 
@@ -94,6 +106,7 @@ def screens(job: JobFile, seconds: float) -> Iterator[Screen]:
         counters.look()
         after, now = counters.totals(), time.monotonic()
         found = rates(before, after, now - began)
+        awaited = awaited_shares(before, after, now - began)
         before, began = after, now
         host = socket.gethostname()
         now_ns = time.monotonic_ns()
@@ -104,7 +117,7 @@ def screens(job: JobFile, seconds: float) -> Iterator[Screen]:
         ]  # fmt: skip
         whole = _whole(list(found.values()))
         rows.append(("all", host, *_shown(whole)[:3], "", "", ""))
-        yield Screen(describe_job(job), rows, _note(found))
+        yield Screen(describe_job(job), rows, _note(awaited, set(found)))
 
 
 def _whole(each: Sequence[Rates]) -> Rates | None:
@@ -131,13 +144,14 @@ def _short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _note(found: dict[int, Rates]) -> str:
-    most = max(found, key=lambda rank: found[rank].awaited, default=None)
-    if most is None or found[most].awaited < _NOTED:
+def _note(awaited: dict[int, float], here: set[int]) -> str:
+    most = max(awaited, key=lambda rank: awaited[rank], default=None)
+    if most is None or awaited[most] < _NOTED:
         return ""
-    return (
-        f"Rank {most} is late: the other ranks waited for it {found[most].awaited:.0%} of the time."
-    )
+    share = f"{awaited[most]:.0%} of the time."
+    if most in here:
+        return f"Rank {most} is late: the other ranks waited for it {share}"
+    return f"Rank {most}, on another host, is late: the ranks of this host waited for it {share}"
 
 
 def print_once(job: JobFile, seconds: float) -> str:

@@ -16,6 +16,7 @@ from cydist.launch.options import LaunchOptions
 from cydist.launch.processes import parent_of, started_at
 
 JOB_FILE = "job.json"
+QUESTIONS = "questions"  # a fifo, in a job over several hosts
 
 
 class JobFile(NamedTuple):
@@ -65,6 +66,20 @@ def write_job(
         with open(f"{path}.new", "w") as file:
             json.dump(note, file)
         os.replace(f"{path}.new", path)
+
+
+def open_questions(directory: str) -> int | None:
+    """Return a descriptor from which the questions of `cydist ps` come; None: there is no place for
+    them."""
+    if not directory:
+        return None
+    path = os.path.join(directory, QUESTIONS)
+    try:
+        os.mkfifo(path, 0o600)
+        # Open for writing, too: else it would be at its end after each writer.
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _outer_process() -> int:

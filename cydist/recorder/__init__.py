@@ -75,7 +75,7 @@ def add_group(name: str, backend: str, rank: int, ranks: Sequence[int]) -> int:
             _begin()
         _groups += 1
         words = " ".join(f"{name}".split())
-        line = f"group {_groups} {rank} {len(ranks)} {backend or '-'} {_spans(ranks)} {words}"
+        line = f"group {_groups} {rank} {len(ranks)} {backend or '-'} {spans_of(ranks)} {words}"
         _lines.append(line)
         del _lines[1:-_MOST_KEPT]
         if not _native.add_text(line):
@@ -106,7 +106,7 @@ def on_failure() -> None:
         _write(directory)
 
 
-def _spans(ranks: Sequence[int]) -> str:
+def spans_of(ranks: Sequence[int]) -> str:
     """Return ranks as "0-3,7"."""
     spans: list[list[int]] = []
     for rank in ranks:
