@@ -51,6 +51,8 @@ def read_job(directory: str) -> JobFile:
             str(note["run_id"]),
             int(note["launcher"]),
             int(note["started"]),
+            int(note["manager"]),
+            int(note["manager_started"]),
             int(note["world_size"]),
             int(note["node"]),
             int(note["nodes"]),
@@ -68,7 +70,7 @@ def _job_without_note(directory: str) -> JobFile:
     if not sizes:
         raise ValueError(f"{directory} has no files of a running job")
     name = os.path.basename(os.path.abspath(directory))
-    return JobFile(directory, name, 0, 0, max(sizes), 0, 1, [], {})
+    return JobFile(directory, name, 0, 0, 0, 0, max(sizes), 0, 1, [], {})
 
 
 def jobs() -> list[JobFile]:
@@ -79,8 +81,12 @@ def jobs() -> list[JobFile]:
         if name.startswith(PREFIX):
             with contextlib.suppress(OSError, ValueError):
                 job = read_job(os.path.join(place, name))
-                # Another process may have its pid by now, or it ran in a container.
-                if started_at(job.launcher) == job.started:
+                # Another process may have its pid by now, or it ran in a container. The outer
+                # process of one that was killed counts as the host's first, which lives on.
+                if (
+                    started_at(job.launcher) == job.started
+                    and started_at(job.manager) == job.manager_started
+                ):
                     found.append(job)
     return sorted(found, key=lambda job: job.launcher)
 

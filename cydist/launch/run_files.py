@@ -27,6 +27,8 @@ class JobFile(NamedTuple):
         run_id: The job's name.
         launcher: The pid of the process that the user started; 0: it is no cydistrun.
         started: When it began, in the system's clock ticks.
+        manager: The pid of the process that manages the ranks; 0: it is no cydistrun.
+        manager_started: When that began, in the same ticks.
         world_size: Ranks on all hosts.
         node: This host's number, of `nodes`.
         command: What the ranks run.
@@ -37,6 +39,8 @@ class JobFile(NamedTuple):
     run_id: str
     launcher: int
     started: int
+    manager: int
+    manager_started: int
     world_size: int
     node: int
     nodes: int
@@ -55,6 +59,8 @@ def write_job(
         "run_id": options.run_id,
         "launcher": launcher,
         "started": started_at(launcher),
+        "manager": os.getpid(),
+        "manager_started": started_at(os.getpid()),
         "world_size": world_size,
         "node": options.node_rank,
         "nodes": options.nodes,

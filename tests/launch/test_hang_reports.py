@@ -254,8 +254,9 @@ def test_a_dead_launchers_files_are_no_job(launcher: Launcher, place: dict[str, 
     (directory,) = Path(place["TMPDIR"]).glob("cydistrun-*")
     note = json.loads((directory / "job.json").read_text())
     assert len(cydist("jobs", **place).stdout.splitlines()) == 1
-    (directory / "job.json").write_text(json.dumps(note | {"started": note["started"] - 1}))
-    assert cydist("jobs", **place).stdout == ""
+    for which in ("started", "manager_started"):
+        (directory / "job.json").write_text(json.dumps(note | {which: note[which] - 1}))
+        assert cydist("jobs", **place).stdout == ""
     assert "2 ranks" in cydist("ps", str(directory)).stdout, process
 
 

@@ -186,7 +186,8 @@ def test_what_is_told_is_what_was_seen(ahead: int) -> None:
 def test_an_answer_may_be_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is replaced by the reason."""
     (tmp_path / run_files.JOB_FILE).write_text(
-        json.dumps({"run_id": "x", "launcher": 1, "started": 1, "world_size": 2, "node": 1,
+        json.dumps({"run_id": "x", "launcher": 1, "started": 1, "manager": 1, "manager_started": 1,
+                    "world_size": 2, "node": 1,
                     "nodes": 2, "command": [], "pids": {"0": os.getpid()}})
     )  # fmt: skip
     answer = all_hosts.answer_of(str(tmp_path), (), 1 << 19)
