@@ -202,7 +202,9 @@ def late(activities: Sequence[Activity]) -> dict[int, str]:
         behind = [
             (rank, reached)
             for rank in members.ranks
-            if rank in known and (reached := _reached(known[rank], name)) < seq
+            if rank in known
+            and (reached := _reached(known[rank], name)) < seq
+            and not _is_served(known[rank], known)
         ]
         for rank, reached in behind:
             found[rank] = _why_behind(known[rank], name, seq, reached, members)
@@ -211,6 +213,18 @@ def late(activities: Sequence[Activity]) -> dict[int, str]:
         if end is not None and end not in found:
             found[end] = _why_awaited(each, end, known.get(end))
     return dict(sorted(found.items()))
+
+
+def _is_served(activity: Activity, known: dict[int, Activity]) -> bool:
+    """Return whether a rank was seen in a call for which it need not wait any more: the rank that
+    it waited for was seen in a later call, a little later. Such a job runs."""
+    call, dump = activity.call, activity.record.dump
+    if call is None or dump is None or not call["seq"] or call["waits_for"] not in known:
+        return False
+    group = _group(dump, call["group"])
+    if group is None:
+        return False
+    return _reached(known[call["waits_for"]], group["name"]) > int(call["seq"])
 
 
 class _Members(NamedTuple):

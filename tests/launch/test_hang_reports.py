@@ -482,6 +482,17 @@ CASES = {
 }
 
 
+def test_ranks_of_a_running_job_are_not_late() -> None:
+    """Rank 3 was seen a little later than the others, which waited for it then: in the next call,
+    where it waits for rank 2, which is late."""
+    waits = [activity(rank, {"waits_for": 3}, [4, 5]) for rank in range(2)]
+    last = activity(3, {"waits_for": 2}, [5, 6])
+    assert list(hang_report.late([*waits, activity(2, None, [4, 5]), last])) == [2]
+    # If rank 3 is in their call, it is the late one's call that counts.
+    same = activity(3, {"waits_for": 2}, [4, 5])
+    assert list(hang_report.late([*waits, activity(2, None, [4]), same])) == [2]
+
+
 def test_the_end_of_the_waits_is_late() -> None:
     """A rank that waits for a late one is not late itself, unless it is stopped."""
     for waits, expected in CASES.values():

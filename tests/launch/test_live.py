@@ -248,6 +248,29 @@ def test_metrics(launcher: Launcher, place: dict[str, str], by: str) -> None:
         assert time.monotonic() < until
 
 
+@pytest.mark.slow
+def test_metrics_after_a_restart(launcher: Launcher, place: dict[str, str]) -> None:
+    """On the same port, of the new ranks, which made one call."""
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    script = launcher.script(
+        "import numpy as np, cydist as dist", "dist.init_process_group()",
+        "again = os.environ['CYDIST_RESTART_COUNT'] == '1'",
+        "for _ in range(1 if again else 3): dist.all_reduce(np.ones(10))",
+        "if not again: sys.exit(3)",
+        "ready()", "pause()",
+    )  # fmt: skip
+    process = launcher.start(
+        "-n", "1", "--max-restarts=1", "--restart-delay=0", script,
+        env={**place, "CYDIST_METRICS": f":{port}"},
+    )  # fmt: skip
+    launcher.wait_ready(process, 1)
+    key = 'cydist_calls_total{backend="tcp",call="all_reduce",group="0",rank="0"}'
+    until = time.monotonic() + DEADLINE
+    while await_metrics(port, key, 1)[key] != 1:
+        assert time.monotonic() < until
+
+
 TROUBLES = ["no-library", "no-address", "port-in-use"]
 
 
