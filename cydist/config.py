@@ -143,6 +143,12 @@ METRICS = Variable(
 FAILPOINT = Variable(
     ("CYDIST_FAILPOINT",), "", "for tests: end this process at a place, as in send.mid:kill"
 )
+FIRST_COUNT = Variable(
+    ("CYDIST_FIRST_COUNT",),
+    "",
+    "for tests: what counters of calls, messages, bytes and steps begin with, to pass 2**32 or "
+    "2**64 soon; alike on all ranks",
+)
 RUN_ID = Variable(
     ("CYDIST_RUN_ID",),
     "",

@@ -39,6 +39,7 @@ from cydist._native.abi import (
     MESSAGE_TAGS,
     PAGE_BYTES,
     Link,
+    begin_counters_at,
 )
 from cydist._native.algorithm_table import NEED_BITS, TRAIT_BITS, algorithms, forget_choices
 from cydist._native.array import Array, empty, of_one_kind, overlapping, totals, use_memory
@@ -143,6 +144,7 @@ __all__ = [
     "add_text",
     "algorithms",
     "arm_failpoint",
+    "begin_counters_at",
     "asarray",
     "cgroup_left",
     "change_keys_after",

@@ -130,7 +130,7 @@ ctypedef struct Flags:          # the head of a window; each word on its own cac
     uint32_t sleepers
     uint32_t pad_consumed[13]
     uint64_t failure_coming     # not 0: a failure report is on its way to the owner
-    uint64_t departed_after     # 1 + the owner's steps, once it ends the group
+    uint64_t departed_after     # 1 + the steps that the owner took, once it ends the group
     uint64_t pad_failure_coming[6]
     uint64_t accessing          # 1 + the rank whose arrays the owner accesses; ~0: several; or 0
     uint64_t pad_accessing[7]
@@ -168,6 +168,7 @@ ctypedef struct Windows:
     int slots                   # for long data; a power of two
     size_t slot_bytes, slot_stride
     Window *of                  # one per group rank; of[rank] is writable by its owner
+    uint64_t first              # what the counts of steps begin with: see first_count
     uint64_t step               # steps this group has taken; the same on every rank
     uint64_t consumed           # steps that this rank has read from all ranks
     uint64_t released           # steps that all ranks are known to have consumed
@@ -390,6 +391,10 @@ cdef int64_t now_ns() noexcept nogil
 # Every wait calls this when a slice of waiting ends (at most 50 ms after the last time):
 # OK, or why the wait must end: the group's abort flag, a signal, the deadline.
 cdef int slice_end(Comm *t, int64_t deadline_ns) noexcept nogil
+
+# What the counters of groups, windows, rings and connections begin with: 0, but where a test lets
+# them pass the end of their words. The same on all ranks.
+cdef uint64_t first_count() noexcept nogil
 
 # Set once by the engine: runs pending signal handlers; nonzero if one raised.
 ctypedef int (*Interrupted)() noexcept nogil

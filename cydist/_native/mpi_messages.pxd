@@ -82,7 +82,7 @@ ctypedef struct FingerprintExchange:    # the exchange of a fingerprint with a n
 
 ctypedef struct FingerprintExchanges:   # Comm.own: for src/algorithms/mpi/mpi_collectives.pyx
     FingerprintExchange of[2]   # of the last two calls, alternating
-    int calls
+    unsigned int calls
 
 
 cdef inline Mpi *mpi_of(const Net *net) noexcept nogil:

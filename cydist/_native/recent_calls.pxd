@@ -191,5 +191,7 @@ cdef enum:                      # RecentCall.name of messages; before them the C
 
 # Where this process's calls are. The address stays; a fork, or `open_ring`, changes what is there.
 cdef RecentCalls *recent_calls() noexcept
+# Number the calls from here on, for tests.
+cdef void begin_ring_at(uint64_t number) noexcept
 # The number of a call's name.
 cdef int number_of_name(str name) except -1

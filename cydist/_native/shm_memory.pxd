@@ -61,6 +61,9 @@ cdef inline uint64_t members_at() noexcept nogil:
     return (sizeof(SegmentHead) + LINE - 1) // LINE * LINE
 
 
+ctypedef void (*BeginMemory)(char *memory, int size) noexcept nogil
+
+
 cdef class SharedMemory:
     cdef SegmentHead *head
     cdef Member *members
@@ -82,8 +85,10 @@ cdef class SharedMemory:
     # BUSY: ask again, with the same `fresh`, 0 at first. A rank that does not must give that back.
     # peers, size     the group's members; place[peer] is each one's place in the table
     # holder          with BUSY: the place of the rank that zeroes the windows; -1: the lock is held
+    # begin           fills in memory that is zero before any member uses it; NULL: it stays zero
     cdef uint64_t open_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                              int own, uint64_t nbytes, uint64_t *fresh, int *holder) noexcept nogil
+                              int own, uint64_t nbytes, uint64_t *fresh, int *holder,
+                              BeginMemory begin) noexcept nogil
     # This member's comm was closed, whether or not any member had windows. The last one frees the
     # group's `WindowRegion`. False: no member had asked for windows, and the lock was held; call
     # leave_late later. `patient`: try the lock for some milliseconds.

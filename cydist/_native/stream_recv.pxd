@@ -21,12 +21,11 @@ cdef int on_readable(Connection *c) noexcept nogil
 cdef inline bint is_from_peer(const Connection *c, const Header *h) noexcept nogil:
     """Return whether the header is one that a peer sends now on this connection."""
     return (h.magic == MAGIC and h.lane == c.lane and not c.said_goodbye
-            and h.released <= c.sent)
+            and c.sent - h.released <= c.sent - c.credited)
 
 cdef inline void take_credit(Connection *c, const Header *h) noexcept nogil:
     """Note how many eager bytes the peer has handed to receives."""
-    if h.released > c.credited:
-        c.credited = h.released
+    c.credited = h.released     # not less than before: see is_from_peer
 
 cdef inline bint has_room(const Connection *c, const Header *h) noexcept nogil:
     """Return whether the peer may send this eager message, or must announce it."""

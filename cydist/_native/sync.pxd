@@ -149,12 +149,18 @@ cdef inline int spins_after(int spins, int most, bint paid) noexcept nogil:
     return spins // 2 if spins > most // 16 else spins
 
 
+# Return whether a counter has come to this value. Counters may pass 2**64: what is less than 2**63
+# ahead of another value is after it.
+cdef inline bint has_reached(uint64_t counter, uint64_t value) noexcept nogil:
+    return <int64_t>(counter - value) >= 0
+
+
 # Poll a flag as often as pays here. Return whether it is up.
 cdef inline bint spin(const uint64_t *flag, uint64_t value, int *spins, int most) noexcept nogil:
     cdef int given = spins[0]
     cdef int _look
     for _look in range(given):
-        if load_u64(flag) >= value:
+        if has_reached(load_u64(flag), value):
             spins[0] = spins_after(given, most, True)
             return True
         pause()

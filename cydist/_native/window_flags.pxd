@@ -9,6 +9,9 @@ cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil
 # Lay out the windows of `size` ranks, adjacent, from `memory` on.
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil
 
+# Set the flags in this memory, which is zero, to what they begin with.
+cdef void begin_flags(char *memory, int size, int slots, size_t slot_bytes) noexcept nogil
+
 # A comm's functions.
 cdef void raise_flag(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil
 cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,

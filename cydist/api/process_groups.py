@@ -18,7 +18,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from cydist import config, logs
-from cydist._native import arm_failpoint, fast_collectives, use_isa
+from cydist._native import arm_failpoint, begin_counters_at, fast_collectives, use_isa
 from cydist.api import torch_hints
 from cydist.errors import DistBackendError, GroupFailedError, warn_user
 from cydist.groups import registry
@@ -279,13 +279,20 @@ def _write_hint() -> None:
 
 
 def apply_settings() -> None:
-    """Apply CYDIST_LOG, CYDIST_ISA and CYDIST_FAILPOINT. (The best ISA of this machine is the
-    default.) Raises ValueError for invalid values of these and of CYDIST_TRANSPORT."""
+    """Apply CYDIST_LOG, CYDIST_ISA, CYDIST_FAILPOINT and CYDIST_FIRST_COUNT. (The best ISA of this
+    machine is the default.) Raises ValueError for invalid values of these and of
+    CYDIST_TRANSPORT."""
     from cydist.backends.host.shm_setup import transport
 
     logs.configure()
     transport()  # an invalid value fails before any rank waits
     arm_failpoint(config.FAILPOINT.get().strip())
+    if first := config.FIRST_COUNT.get().strip():
+        if not (first.isdecimal() and int(first) < 1 << 64):
+            raise ValueError(
+                f"CYDIST_FIRST_COUNT={first}: it must be an integer from 0 to 2**64 - 1"
+            )
+        begin_counters_at(int(first))
     isa = config.ISA.get().strip()
     try:
         if isa:

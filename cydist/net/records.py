@@ -23,6 +23,7 @@ from cydist.net.auth import ClientHandshake, ServerHandshake
 _PURPOSE = b"records"
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
+_NUMBERS = 1 << 64
 _HEAD_TAG_BYTES = 8
 _TAG_BYTES = 16
 HEAD_BYTES = _LENGTH.size + _HEAD_TAG_BYTES
@@ -40,11 +41,12 @@ class Records:
         most: Bytes of a body that `open_head` accepts.
     """
 
+    first = 0  # number of the first record each way; another in tests
     __slots__ = ("_cipher", "_most", "_received", "_receiving", "_sending", "_sent", "_there")
 
     def __init__(self, handshake: ClientHandshake | ServerHandshake, most: int) -> None:
         self._sending, self._receiving = handshake.keys(_PURPOSE)
-        self._sent = self._received = 0
+        self._sent = self._received = self.first
         self._there = handshake.there
         self._cipher = handshake.cipher
         self._most = most
@@ -52,7 +54,7 @@ class Records:
     def seal(self, body: bytes) -> bytes:
         """Return the bytes to send for the next record, all of them."""
         number = _NUMBER.pack(self._sent)
-        self._sent += 1
+        self._sent = (self._sent + 1) % _NUMBERS
         length = _LENGTH.pack(len(body))
         head = _tag(self._sending, b"head", _HEAD_TAG_BYTES, number, length)
         record = b"".join(
@@ -94,7 +96,7 @@ class Records:
         body, tag = bytes(rest[:-_TAG_BYTES]), rest[-_TAG_BYTES:]
         number = _NUMBER.pack(self._received)
         self._check(_tag(self._receiving, b"body", _TAG_BYTES, number, body), tag)
-        self._received += 1
+        self._received = (self._received + 1) % _NUMBERS
         return body
 
     def _check(self, expected: bytes, tag: bytes | bytearray) -> None:

@@ -2,7 +2,7 @@
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from cydist._native.recent_calls cimport (
-    RecentCall, RecentCalls, note_wait, note_waited, recent_calls,
+    RecentCall, RecentCalls, begin_ring_at, note_wait, note_waited, recent_calls,
 )
 from cydist._native.sync cimport load_int
 
@@ -57,12 +57,26 @@ PAGE_BYTES = PAGE
 cdef const RecentCalls *recent = recent_calls()
 cdef Interrupted interrupted = NULL
 cdef CompareLast compare_last_hook = NULL
+cdef uint64_t counters_begin = 0
 
 
 cdef int64_t now_ns() noexcept nogil:
     cdef timespec t
     clock_gettime(CLOCK_MONOTONIC, &t)
     return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
+
+
+def begin_counters_at(uint64_t count) -> None:
+    """Let the counters of this process's groups, connections and rings of calls that are made from
+    now on begin with this number instead of 0, for tests."""
+    global counters_begin
+    if count != counters_begin:
+        begin_ring_at(count)
+    counters_begin = count
+
+
+cdef uint64_t first_count() noexcept nogil:
+    return counters_begin
 
 
 cdef void note_wait_for(Comm *t, int peer) noexcept nogil:

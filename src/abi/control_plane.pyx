@@ -6,10 +6,10 @@ from posix.unistd cimport usleep
 
 from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, CLOSED, INTERRUPTED, MISMATCH, CONTROL_TAG, OK, PEER_LOST, PENDING,
-    RAISED, TIMEOUT, Call, Fingerprint, Request, Comm, now_ns, patiently,
+    RAISED, TIMEOUT, Call, Fingerprint, Request, Comm, first_count, now_ns, patiently,
 )
 from cydist._native.sync cimport (
-    PAUSE_US, exchange_int, load_int, load_u64, sched_yield, store_int, store_u64,
+    PAUSE_US, exchange_int, has_reached, load_int, load_u64, sched_yield, store_int, store_u64,
 )
 
 
@@ -70,6 +70,7 @@ cdef void open_control_plane(ControlPlane *n, Comm *t) noexcept nogil:
     n.view.peek = peek
     n.view.probe = probe
     t.control = &n.view
+    n.entered = n.recent[first_count() % RECENT].seq = first_count()
     if t.size > 1:
         listen(n, t)
 
@@ -159,7 +160,7 @@ cdef void on_message(ControlPlane *n, Comm *t, const ControlMessage *message) no
     if message.kind == FAILED:
         record(n, message)
         n.failure_is_known = True       # by the rank that found the failure
-    elif message.ours.seq <= n.entered:
+    elif has_reached(n.entered, message.ours.seq):
         compare_calls(n, t, message)
     elif n.early_count < EARLY:
         n.early[n.early_count] = message[0]
@@ -251,7 +252,7 @@ cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
     n.entered = call.seq
     n.recent[call.seq % RECENT] = call[0]
     for i in range(n.early_count):
-        if n.early[i].ours.seq <= n.entered:
+        if has_reached(n.entered, n.early[i].ours.seq):
             compare_calls(n, t, &n.early[i])
         else:
             n.early[kept] = n.early[i]
@@ -326,7 +327,7 @@ cdef void resolve_mismatch(ControlPlane *n, Comm *t, ControlMessage *found) noex
         until = now_ns() + LATE_MESSAGE_NS
     elif found.status != MISMATCH or found.ours.seq == found.theirs.seq:
         return
-    elif found.ours.seq > found.theirs.seq:
+    elif has_reached(found.ours.seq, found.theirs.seq):
         if ours.seq == found.theirs.seq and not is_same_call(ours, &found.theirs):
             found.ours = ours[0]
         return

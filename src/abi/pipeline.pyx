@@ -6,7 +6,7 @@ from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, OK, PENDING, TIMEOUT, Fingerprint, Head, head_of,
     note_wait_for, note_waited_for, now_ns,
 )
-from cydist._native.sync cimport load_int, load_u64
+from cydist._native.sync cimport has_reached, load_int, load_u64
 
 cdef enum:
     PATIENCE_NS = 50000000              # before the first query to a peer
@@ -52,10 +52,10 @@ cdef bint seen_in_window(const Comm *t, Request *r) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
         head = head_of(t.windows, peer, t.windows.step)
-        if peer == t.rank or load_u64(&head.posted) <= t.windows.step:
+        if peer == t.rank or not has_reached(load_u64(&head.posted), t.windows.step + 1):
             continue
         theirs = &head.call
-        if theirs.seq <= r.expected.seq:
+        if has_reached(r.expected.seq, theirs.seq):
             r.theirs = theirs[0]
             r.theirs.note = 0
             r.theirs_bytes = 0

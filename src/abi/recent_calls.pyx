@@ -1,5 +1,5 @@
 """The ring of this process's last calls, its file, and the reading of any such ring."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 from posix.fcntl cimport O_CREAT, O_EXCL, O_RDWR, open as open_fd
 from posix.mman cimport (
@@ -36,6 +36,7 @@ cdef const char *MAGIC = b"cydcalls"
 cdef RecentCalls here
 cdef RecentHead spare_head          # of a process that got no memory: it overwrites one entry
 cdef RecentCall spare_call
+cdef uint64_t first_number = 0      # but in tests
 cdef dict numbers = {}              # of names of calls
 
 # For Python.
@@ -79,6 +80,7 @@ cdef void use(char *memory) noexcept nogil:
     head.call_bytes = sizeof(RecentCall)
     head.names_bytes = NAMES_BYTES if memory != NULL else 0
     head.pid = getpid()
+    head.next = first_number
     head.clock = here.clock
     read_clocks(&head.ticks, &head.monotonic_ns)
     memcpy(head.magic, MAGIC, 8)
@@ -128,6 +130,12 @@ def open_ring(path: str) -> None:
         raise OSError(errno.ENOMEM, "cannot map the file", path)
     numbers.clear()
     use(<char *>got)        # the former ring stays mapped: a thread may be writing an entry
+
+
+cdef void begin_ring_at(uint64_t number) noexcept:
+    global first_number
+    first_number = here.head.next = number
+    memset(here.calls, 0, (here.mask + 1) * sizeof(RecentCall))
 
 
 def add_text(line: str) -> bool:
@@ -216,6 +224,8 @@ def read_ring(const unsigned char[::1] memory not None, uint64_t first=0):
     cdef const RecentCall *calls
     cdef RecentCall c
     cdef uint64_t version, i, last
+    cdef int64_t age
+    cdef int k, kept
     if memory.shape[0] < HEAD_BYTES:
         raise ValueError("not a ring of calls: it is too short")
     head = <const RecentHead *>&memory[0]
@@ -228,29 +238,33 @@ def read_ring(const unsigned char[::1] memory not None, uint64_t first=0):
     calls = <const RecentCall *>(&memory[0] + HEAD_BYTES + NAMES_BYTES)
     found = []
     last = load_u64(&head.next)
-    for i in range(max(first, last - min(last, <uint64_t>RECENT_CALLS)), last):
+    kept = RECENT_CALLS
+    if first != 0:
+        kept = <int>min(last - first, <uint64_t>RECENT_CALLS)
+    for k in range(kept):
+        i = last - <uint64_t>kept + <uint64_t>k         # their numbers may pass 2**64
         version = load_u64(&calls[i % RECENT_CALLS].version)
-        if version != 2 * i + 2:
-            continue                # being written, or passed over since its place was taken
+        if version != 2 * i + 2 or calls[i % RECENT_CALLS].began == 0:
+            continue    # being written, or passed over since its place was taken, or never used
         copy_call(&c, &calls[i % RECENT_CALLS])
         if load_u64(&calls[i % RECENT_CALLS].version) != version:
             continue
-        found.append(call_tuple(&c, i))
+        found.append((k - kept, call_tuple(&c, i)))
     # Calls that run, also for so long that the others went round.
     for i in range(<uint64_t>RECENT_CALLS):
         version = load_u64(&calls[i].version)
-        if (version == 0 or version & 1 or calls[i].state != IN_TURN
-                or version // 2 - 1 >= max(first, last - min(last, <uint64_t>RECENT_CALLS))):
+        age = <int64_t>(2 * last + 2 - version) // 2
+        if calls[i].began == 0 or version & 1 or age <= kept or calls[i].state != IN_TURN:
             continue
         copy_call(&c, &calls[i])
         if load_u64(&calls[i].version) == version:
-            found.append(call_tuple(&c, version // 2 - 1))
+            found.append((-age, call_tuple(&c, last - <uint64_t>age)))
     found.sort()
     return {
         "pid": head.pid, "clock": head.clock, "ticks": head.ticks,
         "monotonic_ns": head.monotonic_ns,
         "stack_signal": head.stack_signal, "calls": last,
-    }, text, found
+    }, text, [call for _age, call in found]
 
 
 cdef void copy_call(RecentCall *into, const RecentCall *c) noexcept nogil:

@@ -1,7 +1,7 @@
 """The call queue: the calls of a group run one at a time, in the order they were issued."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from cydist._native.abi cimport OK, RAISED, now_ns
+from cydist._native.abi cimport OK, RAISED, first_count, now_ns
 from cydist._native.recent_calls cimport (
     ENQUEUED, OVER, IN_TURN, RecentCall, RecentCalls, claim, note_end, number_of_name, recent_calls,
     time_call,
@@ -65,6 +65,7 @@ cdef class CallQueue:
 
     def __cinit__(self):
         self.queue = []
+        self.seq = first_count()
 
     # The numbers of calls, and the last one.
 

@@ -16,7 +16,7 @@ from cydist._native.abi cimport (
     ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED,
     MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT, PRELIMINARY,
     REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, Block, Call, Fingerprint, Link,
-    Reduction, has_left, now_ns, compare_last, patiently,
+    Reduction, first_count, has_left, now_ns, compare_last, patiently,
 )
 from cydist._native.array cimport Array
 from cydist._native.algorithm_table cimport (
@@ -36,7 +36,7 @@ from cydist._native.control_plane cimport (
 )
 from cydist._native.call_queue cimport CallQueue, CallRecord
 from cydist._native.recent_calls cimport RecentCall
-from cydist._native.sync cimport PAUSE_US, load_int, store_int
+from cydist._native.sync cimport PAUSE_US, has_reached, load_int, store_int
 
 from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, CallError
 
@@ -85,6 +85,7 @@ cdef class Group:
         self.link = link
         self.call_queue = CallQueue()
         self.pid = getpid()
+        self.compared_after = first_count()
         self.comm.rank = rank
         self.comm.size = size
         self.comm.peers = self.peers
@@ -297,7 +298,7 @@ cdef class Group:
             with nogil:
                 status = poll_now(&self.control_plane, &self.comm)
                 call.fingerprint = last_call(&self.control_plane)
-        if status == OK and call.fingerprint.seq > self.compared_after:
+        if status == OK and not has_reached(self.compared_after, call.fingerprint.seq):
             self.compared_after = call.fingerprint.seq
             known = busy or call.fingerprint.collective in COMPLETE_ON_ALL
             self.assign_number(&call)

@@ -5,7 +5,7 @@ from libc.string cimport memcmp, memset
 from cydist._native.abi cimport (
     ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, CONTROL_TAG, NO_MEMORY, OK, SEQUENCE_SHIFT,
 )
-from cydist._native.sync cimport store_u64
+from cydist._native.sync cimport has_reached, store_u64
 
 cdef enum:
     ROWS = 64                   # by comm id, so that closing a group searches one row
@@ -264,7 +264,7 @@ cdef bint left_over(Queues *q, const Comm *t, uint64_t seq, Request *r) noexcept
             if item == head:
                 break
             if (item.comm_id == t.comm_id and item.tag & COLLECTIVE_TAG
-                    and item.tag != CONTROL_TAG and item.fingerprint.seq < seq):
+                    and item.tag != CONTROL_TAG and not has_reached(item.fingerprint.seq, seq)):
                 r.theirs = item.fingerprint
                 r.theirs_bytes = item.nbytes
                 r.source = group_rank(t, item.peer)

@@ -6,12 +6,12 @@ futex. So a long wait costs no core, and a short one no system call.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport (
-    Flags, Head, LINE, OK, PEER_LOST, Comm, Windows, has_left, now_ns, slice_end,
+    Flags, Head, LINE, OK, PEER_LOST, Comm, Windows, first_count, has_left, now_ns, slice_end,
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.sync cimport (
-    YIELD_NS, add_u32, cores, fence, futex_wait_shared, futex_wake_shared, load_u32, load_u64,
-    low_half, sched_yield, slice_until, swap_u64,
+    YIELD_NS, add_u32, cores, fence, futex_wait_shared, futex_wake_shared, has_reached, load_u32,
+    load_u64, low_half, sched_yield, slice_until, swap_u64,
 )
 
 
@@ -46,10 +46,26 @@ cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_byt
     w.slots = slots
     w.slot_bytes = slot_bytes
     w.slot_stride = stride_of(slot_bytes)
+    w.first = w.step = w.consumed = w.released = first_count()
     for i in range(size):
         w.of[i].flags = <Flags *>(memory + i * each)
         w.of[i].heads = <char *>(w.of[i].flags + 1)
         w.of[i].slots = w.of[i].heads + w.heads * w.stride + sizeof(Head)
+
+
+cdef void begin_flags(char *memory, int size, int slots, size_t slot_bytes) noexcept nogil:
+    cdef uint64_t first = first_count()
+    cdef Head *head
+    cdef size_t i
+    cdef int _rank
+    if first == 0:
+        return                  # as the memory is
+    for _rank in range(size):
+        (<Flags *>memory).consumed = first
+        for i in range(<size_t>slots * HEADS):
+            head = <Head *>(memory + sizeof(Flags) + i * stride_of(short_bytes_of(slot_bytes)))
+            head.posted = first
+        memory += window_bytes(slots, slot_bytes)
 
 
 cdef inline uint32_t *sleepers(uint64_t *flag) noexcept nogil:
@@ -69,7 +85,7 @@ cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
     cdef int64_t now = now_ns()
     cdef int64_t until = min(now + YIELD_NS, deadline_ns)
     while now < until:
-        if load_u64(flag) >= value:
+        if has_reached(load_u64(flag), value):
             return OK
         if t.size >= crowd:
             break               # it would only run again after most of them have yielded in vain
@@ -89,17 +105,17 @@ cdef int sleep_until_raised(Comm *t, uint64_t *flag, uint64_t value,
         fence()
         seen = load_u64(flag)
         reach(WAIT)
-        if seen < value:
+        if not has_reached(seen, value):
             futex_wait_shared(low_half(flag), <uint32_t>seen, until - now)
         add_u32(sleepers(flag), <uint32_t>-1)
-        if load_u64(flag) >= value:
+        if has_reached(load_u64(flag), value):
             return OK
         now = now_ns()
         if now >= until:
             if owner_is_gone(t, flag):
                 fence()
                 # The owner may have raised the flag before it left.
-                return OK if load_u64(flag) >= value else PEER_LOST
+                return OK if has_reached(load_u64(flag), value) else PEER_LOST
             status = slice_end(t, deadline_ns)
             if status != OK:
                 return status

@@ -85,7 +85,7 @@ class Ranks:
 
     def run(self, case, name, *, segment=TINY, seconds=30.0):
         """Run a case on every rank; the outputs by rank."""
-        self.seq += 1
+        self.seq = (self.seq + 1) % (1 << 64)
         return self.each(
             lambda rank: case.run(self.groups[rank], rank, name, self.seq, segment, seconds)
         )

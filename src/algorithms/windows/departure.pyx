@@ -22,7 +22,7 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport WINDOWS, Entry, row_of
 from cydist._native.pipeline cimport complete, withdraw
 from cydist._native.window_protocol cimport call_of, consume
-from cydist._native.sync cimport PAUSE_US, load_int, load_u64, store_u64
+from cydist._native.sync cimport PAUSE_US, has_reached, load_int, load_u64, store_u64
 
 
 cdef enum:
@@ -56,12 +56,12 @@ cdef void record_difference(Comm *t, Call *c, int peer, uint64_t ours,
                             uint64_t theirs) noexcept nogil:
     """Record that the calls differ after these numbers of steps. A rank without steps has no
     call."""
-    if ours > 0:
+    if ours != t.windows.first:
         c.fingerprint = call_of(t, t.rank, ours - 1)[0]
     memset(&c.theirs, 0, sizeof(Fingerprint))
     c.theirs.seq = c.fingerprint.seq
     c.theirs.collective = NO_CALL
-    if theirs > 0:
+    if theirs != t.windows.first:
         c.theirs = call_of(t, peer, theirs - 1)[0]
     c.fingerprint.note = 0
     c.theirs.note = 0
@@ -75,9 +75,11 @@ cdef bint any_departed(Comm *t, Call *c) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
         steps = load_u64(&w.of[peer].flags.departed_after)
-        if peer != t.rank and steps != 0 and steps <= w.consumed + 1 \
-                and not has_posted(t, peer, w.consumed):
-            record_difference(t, c, peer, w.consumed + 1, steps - 1)
+        if peer == t.rank or steps == 0:
+            continue
+        steps += w.first - 1
+        if has_reached(w.consumed, steps) and not has_posted(t, peer, w.consumed):
+            record_difference(t, c, peer, w.consumed + 1, steps)
             return True
     return False
 
@@ -86,7 +88,7 @@ cdef int compare_steps(Comm *t, Call *c, bint alone) noexcept nogil:
     cdef Windows *w = t.windows
     cdef int64_t deadline = c.deadline_ns
     cdef int status = TIMEOUT
-    store_u64(&w.of[t.rank].flags.departed_after, w.step + 1)
+    store_u64(&w.of[t.rank].flags.departed_after, w.step - w.first + 1)
     if alone:
         return OK
     while status == TIMEOUT:

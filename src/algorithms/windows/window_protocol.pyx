@@ -6,7 +6,7 @@ from cydist._native.abi cimport (
     Call, Fingerprint, Head, MISMATCH, OK, PEER_LOST, Request, TIMEOUT, TINY_BYTES, Comm,
     Windows, has_left, head_of, note_wait_for, note_waited_for, now_ns, patiently,
 )
-from cydist._native.sync cimport load_u64 as peek, spin
+from cydist._native.sync cimport has_reached, load_u64 as peek, spin
 
 cdef extern from *:
     """
@@ -53,7 +53,7 @@ cdef int check_mismatch(Comm *t, Call *c, uint64_t last) noexcept nogil:
     cdef const Fingerprint *ours
     cdef uint64_t step = t.windows.consumed
     cdef int peer
-    while step <= last or has_posted(t, t.rank, step):
+    while has_reached(last, step) or has_posted(t, t.rank, step):
         # Other ranks may have written steps that this rank has yet to write.
         ours = call_of(t, t.rank, step) if has_posted(t, t.rank, step) else &c.fingerprint
         for peer in range(t.size):
@@ -83,7 +83,7 @@ cdef int await_flag(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t value,
     """Wait in a step for a peer's flag."""
     cdef Windows *w = t.windows
     cdef int status
-    if peek(flag) >= value or spin(flag, value, &w.looks, w.most_looks):
+    if has_reached(peek(flag), value) or spin(flag, value, &w.looks, w.most_looks):
         return OK
     patiently(c)
     if spin(flag, value, &w.spins, w.most_spins):
@@ -99,7 +99,7 @@ cdef int sleep_for_flag(Comm *t, Call *c, int peer, uint64_t *flag, uint64_t val
     """Wait for a flag that spinning did not see."""
     cdef int64_t until, patience = SUSPICION_NS
     cdef int status
-    while peek(flag) < value:
+    while not has_reached(peek(flag), value):
         until = now_ns() + patience
         if until > c.deadline_ns:
             until = c.deadline_ns
@@ -142,7 +142,7 @@ cdef int wait_for_all(Comm *t, Call *c, uint64_t step) noexcept nogil:
 cdef bint all_posted(Comm *t, uint64_t step) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
-        if peek(&head_of(t.windows, peer, step).posted) <= step:
+        if not has_reached(peek(&head_of(t.windows, peer, step).posted), step + 1):
             return False
     return True
 
@@ -150,14 +150,14 @@ cdef bint all_posted(Comm *t, uint64_t step) noexcept nogil:
 cdef int consume(Comm *t, Call *c, uint64_t steps, bint patient) noexcept nogil:
     cdef uint64_t step = t.windows.consumed
     cdef int status = OK
-    while step < steps:
+    while not has_reached(step, steps):
         if not patient and not all_posted(t, step):
             break
         status = wait_for_all(t, c, step)
         if status != OK:
             break
         step += 1
-    if step > t.windows.consumed:
+    if step != t.windows.consumed:
         release_slots(t, step)
     return status
 
@@ -178,7 +178,7 @@ cdef int find_departed(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int mark_consumed(Comm *t, Call *c, uint64_t step) noexcept nogil:
-    if t.windows.consumed < step:
+    if not has_reached(t.windows.consumed, step):
         return consume(t, c, step + 1, True)
     release_slots(t, step + 1)
     return OK
@@ -198,9 +198,9 @@ cdef inline void release_slots(Comm *t, uint64_t steps) noexcept nogil:
     w.consumed = steps
     for peer in range(t.size):
         there = steps - 1 - head_of(w, peer, steps - 1).behind
-        if peer != t.rank and there < least:
+        if peer != t.rank and not has_reached(there, least):
             least = there
-    if least > w.released:
+    if not has_reached(w.released, least):
         w.released = least
     # A writer of long data waits for every slot; otherwise the heads mostly tell it in time.
     if steps - w.step > 1 or steps - own[0] >= slots_in_reserve(w):
@@ -213,7 +213,7 @@ cdef inline void note_released(Comm *t) noexcept nogil:
     cdef int peer
     for peer in range(t.size):
         there = peek(&t.windows.of[peer].flags.consumed)
-        if peer != t.rank and there < least:
+        if peer != t.rank and not has_reached(there, least):
             least = there
     t.windows.released = least
 
@@ -226,16 +226,16 @@ cdef int acquire_slot(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept n
     cdef int peer, status = OK
     if step - w.consumed >= slots_in_reserve(w):
         status = consume(t, c, step, False)
-        if status == OK and step > w.consumed and (step - w.consumed) % w.slots == 0:
+        if status == OK and step != w.consumed and (step - w.consumed) % w.slots == 0:
             status = find_departed(t, c)
-    if status != OK or step < ahead:
+    if status != OK:
         return status
-    if w.consumed < needed:
+    if not has_reached(w.consumed, needed):
         status = consume(t, c, needed, True)
     # Before waiting, because others in this step may wait for this flag.
-    if status == OK and own[0] < needed:
+    if status == OK and not has_reached(own[0], needed):
         t.raise_flag(t, own, w.consumed)
-    if status != OK or w.released >= needed:
+    if status != OK or has_reached(w.released, needed):
         return status
     for peer in range(t.size):
         if status == OK and peer != t.rank:

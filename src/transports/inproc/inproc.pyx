@@ -19,7 +19,9 @@ from cydist._native.inproc_mailbox cimport (
 )
 from cydist._native.matching cimport count_arrived, count_posted
 from cydist._native.sync cimport LOOKS, SPINS, cores, load_int
-from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
+from cydist._native.window_flags cimport (
+    begin_flags, lay_out, raise_flag, wait_flag, window_bytes,
+)
 
 
 cdef bint is_gone(Comm *t, int peer) noexcept nogil:
@@ -140,7 +142,8 @@ cdef class Hub:
         pthread_mutex_lock(&self.lock)
         segment = self.entered(self.place_of(comm_id), comm_id, members)
         if segment != NULL and segment.memory == NULL and segment.members == members:
-            map_segment(segment, nbytes)
+            if map_segment(segment, nbytes):
+                begin_flags(segment.memory, members, self.slots, self.slot_bytes)
         pthread_mutex_unlock(&self.lock)
         if segment != NULL and segment.members != members:
             raise ValueError(

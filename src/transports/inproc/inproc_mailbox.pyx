@@ -10,7 +10,7 @@ from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ANY_SOURCE, CLOSED, MISMATCH, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Fingerprint,
-    Request, has_left, now_ns, slice_end,
+    Request, first_count, has_left, now_ns, slice_end,
 )
 from cydist._native.pipeline cimport copy
 from cydist._native.linux cimport (
@@ -34,6 +34,7 @@ cdef enum:
 
 cdef int init_box(Mailbox *box) noexcept nogil:
     pthread_mutex_init(&box.lock, NULL)
+    box.doorbell = <uint32_t>first_count()
     return init_queues(&box.queues)
 
 

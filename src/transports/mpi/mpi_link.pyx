@@ -7,7 +7,7 @@ cimport cython
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Comm, now_ns
+from cydist._native.abi cimport Comm, first_count, now_ns
 from cydist._native.libmpi cimport SUCCESS, is_done, lib
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
@@ -101,6 +101,9 @@ cdef class MpiLink(MessageLink):
         self.mpi.under = <int *>calloc(size, sizeof(int))
         if self.mpi.left_at == NULL or self.mpi.slots == NULL or self.mpi.under == NULL:
             raise MemoryError("no memory for a link")
+        for i in range(size):
+            self.mpi.under[i] = <int>(first_count() % largest_tag)
+        self.mpi.polls = <unsigned int>first_count()
         self.net.foreign = &self.mpi.foreign
         self.net.spins = self.net.most_spins = SPINS // 10 if cores() >= here else 0
         for i in range(SLOTS):

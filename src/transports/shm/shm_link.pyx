@@ -5,14 +5,18 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from cydist._native.abi cimport (
-    Link, OK, PEER_LOST, Comm, UNREACHABLE, Window, Windows, slice_end,
+    Link, OK, PEER_LOST, Comm, UNREACHABLE, Window, Windows, first_count, slice_end,
 )
 from cydist._native.linux cimport getpid, iovec, process_vm_readv, process_vm_writev, usleep
 from cydist._native.matching cimport group_rank
-from cydist._native.shm_memory cimport BUSY, LEAVING, SharedMemory, give_back, whole_pages
+from cydist._native.shm_memory cimport (
+    BUSY, LEAVING, BeginMemory, SharedMemory, give_back, whole_pages,
+)
 from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, close_local_peers, has_ended
 from cydist._native.sync cimport LOOKS, SPINS, cores, load_int, store_int
-from cydist._native.window_flags cimport lay_out, raise_flag, wait_flag, window_bytes
+from cydist._native.window_flags cimport (
+    begin_flags, lay_out, raise_flag, wait_flag, window_bytes,
+)
 
 cdef enum:
     SLOTS = 8                   # of every group's windows
@@ -24,6 +28,10 @@ cdef enum:
 ctypedef struct ShmWindows:     # the object that t.windows points to
     Windows windows             # must be the first member
     LocalPeers *shm
+
+
+cdef void begin_windows(char *memory, int size) noexcept nogil:
+    begin_flags(memory, size, SLOTS, SLOT_BYTES)
 
 
 cdef bint is_gone(Comm *t, int peer) noexcept nogil:
@@ -132,8 +140,11 @@ cdef class ShmLink(Link):
         cdef ShmWindows *made
         cdef LocalPeers *n = self.shm
         cdef int holder, pause = FIRST_PAUSE_US, status = OK
+        cdef BeginMemory begin = NULL
         if not all_local(n, t):
             return OK
+        if first_count() != 0:
+            begin = begin_windows
         self.leave_late()
         nbytes = whole_pages(nbytes)
         made = <ShmWindows *>calloc(1, sizeof(ShmWindows) + t.size * sizeof(Window))
@@ -142,7 +153,7 @@ cdef class ShmLink(Link):
         with nogil:
             self.mark_dead()
             offset = self.memory.open_region(t.comm_id, t.peers, n.place, t.size, n.own, nbytes,
-                                             &fresh, &holder)
+                                             &fresh, &holder, begin)
             while offset == BUSY:
                 # The rank that holds the lock, or zeroes the windows, may be stopped.
                 status = slice_end(t, deadline_ns)
@@ -153,7 +164,7 @@ cdef class ShmLink(Link):
                 if holder >= 0:
                     self.mark_dead()
                 offset = self.memory.open_region(t.comm_id, t.peers, n.place, t.size, n.own, nbytes,
-                                                 &fresh, &holder)
+                                                 &fresh, &holder, begin)
             if fresh != 0:
                 give_back(n.head, fresh, nbytes)
         if status != OK:

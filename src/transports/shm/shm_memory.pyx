@@ -199,8 +199,8 @@ cdef class SharedMemory:
         return self.head.used
 
     cdef uint64_t open_region(self, uint64_t comm_id, const int *peers, const int *place, int size,
-                              int own, uint64_t nbytes, uint64_t *fresh,
-                              int *holder) noexcept nogil:
+                              int own, uint64_t nbytes, uint64_t *fresh, int *holder,
+                              BeginMemory begin) noexcept nogil:
         cdef uint64_t offset = 0
         cdef bint raced = True, zero = False
         cdef WindowRegion *region = NULL
@@ -229,6 +229,7 @@ cdef class SharedMemory:
                 if not zero and fresh[0] != 0:
                     region.offset, fresh[0] = fresh[0], 0
                     store_u64(&region.nbytes, nbytes)
+                zero = zero or begin != NULL
                 store_int(&region.zeroing, 1 + own if zero else 0)
                 self.assign_region(i, comm_id, peers, place, size)
         if i >= 0:
@@ -247,6 +248,8 @@ cdef class SharedMemory:
             # Not under the lock, for the same reason. Other members wait for it.
             reach(ZERO)
             memset(self.base + offset, 0, nbytes)
+            if begin != NULL:
+                begin(self.base + offset, size)
             store_int(&region.zeroing, 0)
         elif holder[0] >= 0:
             return BUSY

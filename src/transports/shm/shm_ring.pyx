@@ -1,6 +1,7 @@
 """Rings in shared memory; see shm_ring.pxd."""
 from libc.stdint cimport uint64_t
 
+from cydist._native.abi cimport first_count
 from cydist._native.pipeline cimport copy
 from cydist._native.shm_memory cimport PORTION, give_back, reserve
 from cydist._native.shm_peers cimport LocalPeers, ring_doorbell, notify_peer
@@ -23,6 +24,10 @@ cdef inline uint64_t each_bytes(const LocalPeers *n) noexcept nogil:
     return sizeof(Control) + n.ring_bytes
 
 
+cdef inline void begin_ring(Control *control) noexcept nogil:
+    control.tail = control.head = control.withdrawn = first_count()
+
+
 cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil:
     cdef uint64_t *word = pair_entry(n, place)
     cdef uint64_t found = load_u64(word)
@@ -34,6 +39,9 @@ cdef uint64_t make_rings(LocalPeers *n, int place) noexcept nogil:
             found = load_u64(word)
     if found != 0:
         return found
+    if offset != 0:
+        begin_ring(<Control *>(n.base + offset))
+        begin_ring(<Control *>(n.base + offset + each_bytes(n)))
     if not compare_swap_u64(word, &found, NO_RINGS if offset == 0 else offset):
         if offset != 0:         # the other rank was first
             give_back(n.head, offset, 2 * each_bytes(n))
@@ -52,6 +60,7 @@ cdef bint find_rings(LocalPeers *n, int place, uint64_t word, Ring *inbound,
     inbound.control = <Control *>(second if n.own < place else first)
     outbound.data = <char *>(outbound.control + 1)
     inbound.data = <char *>(inbound.control + 1)
+    inbound.at = inbound.seen = outbound.at = outbound.seen = first_count()
     return True
 
 

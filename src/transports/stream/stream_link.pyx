@@ -11,7 +11,9 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC
 
-from cydist._native.abi cimport CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Link, Request, now_ns
+from cydist._native.abi cimport (
+    CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Link, Request, first_count, now_ns,
+)
 from cydist._native.cipher cimport Cipher, CipherHandle, cipher_free, free_buffers
 from cydist._native.stream_inline cimport at_once
 from cydist._native.failpoints cimport LEAVE, reach
@@ -225,6 +227,8 @@ cdef class MessageLink(Link):
         self.net.lanes = 1
         self.net.held_limit = HELD_LIMIT
         self.net.pid = getpid()
+        self.net.names = first_count()
+        self.net.tests = <unsigned int>first_count()
         pthread_mutex_init(&self.net.lock, NULL)
         pthread_condattr_init(&attributes)
         pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)

@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
+    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request, first_count,
 )
 from cydist._native.cipher cimport cipher_write
 from cydist._native.failpoints cimport SEND_MID, armed, reach
@@ -275,6 +275,9 @@ cdef Connection *connection(Net *net, int peer, int lane) noexcept nogil:
             c.peer = peer
             c.lane = lane
             c.fd = -1
+            c.sending.number = c.receiving.number = first_count()
+            c.sent = c.credited = c.received = c.released = c.reported = first_count()
+            c.withdrawals = first_count()
             if lane == 0 and is_local(net, peer):
                 attach_shared_memory(c)
     return c
