@@ -12,10 +12,13 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    COLLECTIVE_TAG, EVEN, NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Comm, Fingerprint, Link,
-    Reduction, Request,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, COLLECTIVE_TAG, COLLECTIVES, EVEN, EXSCAN,
+    GATHER, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, SEQUENCE_SHIFT, Algorithm, Block,
+    Call, Comm, Fingerprint, Link, Reduction, Request,
 )
-from cydist._native.algorithm_table cimport Choice, choice_of, number_of
+from cydist._native.algorithm_table cimport (
+    SIZE_CLASSES, Choice, Entry, choice_of, number_of,
+)
 from cydist._native.hierarchy cimport free_hosts, hosts_of, place_on_hosts, prepare_parts
 
 
@@ -87,6 +90,7 @@ cdef enum:
     SEND = 0
     RECV = 1
     WAIT = 2
+    TOGETHER = 3
 
 
 ctypedef struct LogLine:        # of a log
@@ -121,6 +125,104 @@ cdef int write(Comm *t, Request *r, int what) noexcept nogil:
     line.request = <size_t>r.link
     log.count += 1
     return OK
+
+
+# Collectives of a host's ranks as one line each: through windows they send no messages.
+
+cdef size_t sum_of(const Block *blocks, int count) noexcept nogil:
+    cdef size_t total = 0
+    cdef int i
+    for i in range(count):
+        total += blocks[i].nbytes
+    return total
+
+
+cdef int note_together(Comm *t, Call *c, int collective) noexcept nogil:
+    cdef Request all
+    memset(&all, 0, sizeof(Request))
+    all.peer = c.root
+    all.tag = <uint64_t>collective
+    if collective in (ALL_GATHER, ALL_TO_ALL):
+        all.nbytes = sum_of(c.outputs, t.size)
+    elif collective == REDUCE_SCATTER:
+        all.nbytes = sum_of(c.inputs, t.size)
+    elif collective == GATHER:
+        all.nbytes = t.size * c.inputs[0].nbytes
+    elif collective == SCATTER:
+        all.nbytes = t.size * c.outputs[0].nbytes
+    elif collective != BARRIER:
+        all.nbytes = c.inputs[0].nbytes
+    return write(t, &all, TOGETHER)
+
+
+cdef int broadcast_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, BROADCAST)
+
+
+cdef int all_reduce_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, ALL_REDUCE)
+
+
+cdef int reduce_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, REDUCE)
+
+
+cdef int all_gather_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, ALL_GATHER)
+
+
+cdef int gather_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, GATHER)
+
+
+cdef int scatter_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, SCATTER)
+
+
+cdef int reduce_scatter_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, REDUCE_SCATTER)
+
+
+cdef int all_to_all_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, ALL_TO_ALL)
+
+
+cdef int barrier_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, BARRIER)
+
+
+cdef int scan_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, SCAN)
+
+
+cdef int exscan_together(Comm *t, Call *c) noexcept nogil:
+    return note_together(t, c, EXSCAN)
+
+
+cdef Entry together[COLLECTIVES]
+cdef Choice together_rows[COLLECTIVES][SIZE_CLASSES]
+
+
+cdef void fill_together(int collective, Algorithm run) noexcept:
+    cdef int k
+    together[collective].name = b"together"
+    together[collective].collective = collective
+    together[collective].run = run
+    for k in range(SIZE_CLASSES):
+        together_rows[collective][k].entry = &together[collective]
+
+
+fill_together(BROADCAST, broadcast_together)
+fill_together(ALL_REDUCE, all_reduce_together)
+fill_together(REDUCE, reduce_together)
+fill_together(ALL_GATHER, all_gather_together)
+fill_together(GATHER, gather_together)
+fill_together(SCATTER, scatter_together)
+fill_together(REDUCE_SCATTER, reduce_scatter_together)
+fill_together(ALL_TO_ALL, all_to_all_together)
+fill_together(BARRIER, barrier_together)
+fill_together(SCAN, scan_together)
+fill_together(EXSCAN, exscan_together)
 
 
 cdef int send(Comm *t, Request *r) noexcept nogil:
@@ -172,12 +274,14 @@ cdef class Recording(Link):
         """Return the log: (what, peer, step, bytes, request), in the order of the actions.
 
         Args:
-            what: "send" or "recv", posted; or "wait".
+            what: "send" or "recv", posted; "wait"; or "together": a collective of the ranks on this
+                host, of which peer is the root's rank among all (-1: it has none), step the number
+                of the collective, and bytes the size of the whole array.
             request: The index of the line that posted it.
         """
         cdef size_t i
         cdef LogLine *line
-        names = ("send", "recv", "wait")
+        names = ("send", "recv", "wait", "together")
         found = []
         for i in range(self.log.count):
             line = &self.log.lines[i]
@@ -193,8 +297,13 @@ cdef class ScheduleRecorder:
     cdef int *peers
     cdef int aborted
 
-    def __cinit__(self, Link link not None, hosts=None, choose=None, segment_bytes=None):
-        """As _native.Group.place_on_hosts and prepare_parts: for hierarchical algorithms."""
+    def __cinit__(self, Link link not None, hosts=None, choose=None, segment_bytes=None,
+                  bint together=False):
+        """As _native.Group.place_on_hosts and prepare_parts: for hierarchical algorithms.
+
+        Args:
+            together: The ranks of a host share memory: record their collectives as one line each.
+        """
         cdef int i
         self.peers = <int *>malloc(link.size * sizeof(int))
         if self.peers == NULL:
@@ -214,6 +323,8 @@ cdef class ScheduleRecorder:
         if hosts is not None:
             place_on_hosts(&self.comm, hosts)
             prepare_parts(hosts_of(&self.comm), choose, segment_bytes)
+            if together:
+                hosts_of(&self.comm).local.rows = together_rows
 
     def __dealloc__(self):
         if self.link is not None:

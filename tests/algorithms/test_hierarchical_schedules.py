@@ -3,18 +3,15 @@
 import functools
 import itertools
 
-import numpy as np
 import pytest
 from extra_values import more
-from recorded_calls import CODES, UNIT, blocks, unfinished_requests
+from recorded_calls import unfinished_requests
 
-from cydist._native import schedule_recorder
-from cydist.backends.host.group import choose_for_part
+from cydist.bench.schedules import UNIT, WHOLE, DeadlockError, Line, play, record
 from cydist.tuning import table as tuning_table
 
 ROWS = sorted(row for row, needs in tuning_table.NEEDS.items() if needs & tuning_table.HOSTS)
 MiB = 1 << 20
-SEGMENT = 256 * 1024
 
 
 def uneven(hosts, most):
@@ -35,11 +32,17 @@ PLACEMENTS = {
     "5x4-in-blocks": [host for host in range(5) for _ in range(4)],
     "7-uneven": uneven(7, 5),
     "8-uneven-mixed": mixed(uneven(8, 4)),
+    "1+9": [0, *[1] * 9],
+    "subgroup": uneven(12, 5)[::2],
 }
 LARGE = {
     "1024-in-blocks": [rank // 16 for rank in range(1024)],
     "1024-round-robin": [rank % 64 for rank in range(1024)],
     "1024-uneven": uneven(117, 17)[:1024],
+    "1024-uneven-mixed": mixed(uneven(117, 17)[:1024]),
+    "1+3+1020": [0, *[1] * 3, *[2] * 1020],
+    "1024-on-1023-hosts": [0, *range(1023)],
+    "1024-subgroup": uneven(400, 17)[::3][:1024],
 }
 
 
@@ -51,27 +54,10 @@ class HierarchicalSchedule:
     """The logs of all ranks of one call, of `nbytes` in all."""
 
     def __init__(self, row, hosts, nbytes, root=0):
-        collective, name = row
         self.hosts, self.p = hosts, len(hosts)
-        whole = ("broadcast", "all_reduce", "reduce", "scan", "exscan")
-        one = nbytes if collective in whole else nbytes // self.p
-        count = one // UNIT
-        self.nbytes = count * UNIT * (1 if one == nbytes else self.p)
-        scratch = np.zeros(UNIT * count, np.uint8)  # the data do not count
-        self.logs = []
-        for rank in range(self.p):
-            link = schedule_recorder.Recording(rank, self.p)
-            recorder = schedule_recorder.ScheduleRecorder(
-                link, hosts, choose_for_part, lambda ranks, windows: SEGMENT
-            )
-            inputs, outputs = blocks(collective, self.p, rank, count, root, lambda n: scratch)
-            status = recorder.run(
-                CODES[collective], name.encode(), inputs, outputs,
-                root=root, commutative=True, even=True, segment_bytes=SEGMENT, seq=1,
-                deadline_ns=0,
-            )  # fmt: skip
-            assert status == 0
-            self.logs.append(link.lines())
+        one = nbytes if row[0] in WHOLE else nbytes // self.p
+        self.nbytes = one // UNIT * UNIT * (1 if row[0] in WHOLE else self.p)
+        self.logs = record(*row, hosts, nbytes, root)
 
     def messages(self, what):
         """(from, to) -> [bytes], in order: messages of one tag between two ranks keep it."""
@@ -141,6 +127,54 @@ def test_every_request_is_waited_for(schedule):
     assert [unfinished_requests(log) for log in schedule.logs if unfinished_requests(log)] == []
 
 
+def test_no_rank_waits_for_ever(schedule):
+    """Even if no send ends before its receive is posted."""
+    play(schedule.logs, schedule.hosts)
+
+
+def test_ranks_that_wait_for_each_other_are_found():
+    """Two ranks that both receive first never end."""
+    logs: list[list[Line]] = [
+        [("recv", 1 - rank, 0, 8, 0), ("wait", 1 - rank, 0, 8, 0), ("send", 1 - rank, 0, 8, 2),
+         ("wait", 1 - rank, 0, 8, 2)] for rank in range(2)
+    ]  # fmt: skip
+    with pytest.raises(DeadlockError, match="2 ranks wait for ever"):
+        play(logs, [0, 1])
+
+
+ROOTED = [row for row in ROWS if row[0] in ("broadcast", "reduce", "gather", "scatter")]
+
+
+@pytest.mark.parametrize("nbytes", [1 << 12, 1 << 20])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("row", ROOTED, ids=row_id)
+def test_any_root(row, placement, nbytes):
+    """From every root each send has its receive, nobody waits for ever, and each byte crosses
+    once."""
+    hosts = PLACEMENTS[placement]
+    for root in range(len(hosts)):
+        found = recorded(row, placement, nbytes, root)
+        assert found.messages("send") == found.messages("recv")
+        play(found.logs, hosts)
+        sent = sum(found.between_hosts()[0])
+        if row[0] in LEAST:
+            least = LEAST[row[0]](found.nbytes, len(set(hosts)))
+            assert least <= sent <= 1.03 * least
+        else:
+            assert sent == found.nbytes // found.p * blocks_between(hosts, root, row[0])
+
+
+@pytest.mark.parametrize("row", more(*ROOTED), ids=row_id)
+@pytest.mark.parametrize("placement", LARGE)
+def test_any_root_among_a_thousand_ranks(row, placement):
+    """The same for the first and last rank, and one in the middle."""
+    hosts = LARGE[placement]
+    for root in (0, 511, 1023):
+        found = recorded(row, placement, 1 << 20, root)
+        assert found.messages("send") == found.messages("recv")
+        play(found.logs, hosts)
+
+
 # n bytes, h hosts: the least that all hosts together send to others.
 LEAST = {
     "broadcast": lambda n, h: (h - 1) * n,
@@ -169,7 +203,7 @@ def test_each_byte_crosses_once_for_each_host_that_needs_it(row, placement):
     assert least <= sum(found.between_hosts()[0]) <= 1.03 * least
 
 
-@pytest.mark.parametrize("placement", more("1024-in-blocks", "1024-round-robin"))
+@pytest.mark.parametrize("placement", more(*LARGE))
 @pytest.mark.parametrize("row", LONG, ids=row_id)
 def test_each_byte_crosses_once_among_a_thousand_ranks(row, placement):
     """The same, far from what can be run here."""
@@ -204,17 +238,62 @@ def test_two_leaders_exchange_one_message(row, placement):
     assert sorted(count) == ([0, 1] if row[0] in ONE_WAY else [1, 1])
 
 
-@pytest.mark.parametrize("row", more(*ROWS), ids=row_id)
-def test_a_rank_talks_to_few_others(row):
-    """Of 1,024 ranks in blocks of 16 none needs a connection to more than its host's, one rank of
-    each other host for blocks, and a tree's neighbours for the rest."""
-    found = recorded(row, "1024-in-blocks", 1 << 22, 512)
+def peers_of(found):
+    """Return for each rank the others that it exchanges messages with."""
     peers = {rank: set() for rank in range(found.p)}
     for source, target in (*found.messages("send"), *found.messages("recv")):
         peers[source].add(target)
         peers[target].add(source)
-    hosts = len(set(found.hosts))
-    most = 15 + (hosts - 1 if row[0] in ("all_gather", "reduce_scatter") else 2 * 6)
-    if row[0] in ("gather", "scatter", "all_to_all"):
-        most = found.p - 1  # long blocks go straight to their ranks
-    assert max(map(len, peers.values())) <= most
+    return peers
+
+
+# These have a message for each rank, or for each host.
+TO_ALL = ("gather", "scatter", "all_to_all")
+TO_HOSTS = [("all_gather", "lanes"), ("reduce_scatter", "lanes"), ("reduce_scatter", "leaders")]
+FEW = [row for row in ROWS if row[0] not in TO_ALL and row not in TO_HOSTS]
+
+
+@pytest.mark.parametrize("nbytes", [1 << 14, 1 << 22])
+@pytest.mark.parametrize("placement", more(*LARGE))
+@pytest.mark.parametrize("row", FEW, ids=row_id)
+def test_a_rank_needs_few_connections(row, placement, nbytes):
+    """Of 1,024 ranks none talks to more than those on its host and 2 log2(h) + 4 others."""
+    if not able(row, placement):
+        return
+    found = recorded(row, placement, nbytes, 512)
+    hosts = found.hosts
+    most = 2 * (len(set(hosts)) - 1).bit_length() + 4
+    elsewhere = [
+        sum(hosts[other] != hosts[rank] for other in others)
+        for rank, others in peers_of(found).items()
+    ]
+    assert max(elsewhere) <= most
+
+
+@pytest.mark.parametrize("placement", more("1024-in-blocks", "1024-round-robin"))
+@pytest.mark.parametrize("row", TO_HOSTS, ids=row_id)
+def test_blocks_of_hosts_need_a_connection_for_each(row, placement):
+    """Where each host has something for each other one, ranks talk to one rank of each at most."""
+    found = recorded(row, placement, 1 << 22, 512)
+    hosts = found.hosts
+    for rank, others in peers_of(found).items():
+        elsewhere = [hosts[other] for other in others if hosts[other] != hosts[rank]]
+        assert len(elsewhere) == len(set(elsewhere))
+
+
+SHORT = {"broadcast": 1, "reduce": 1, "gather": 1, "scatter": 1, "barrier": 2}
+
+
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *more(*LARGE)])
+@pytest.mark.parametrize("collective", SHORT)
+def test_leaders_send_the_fewest_messages(collective, placement):
+    """A short call with a root takes one message for each other host, in any placement; a barrier
+    log2(h) for each host."""
+    hosts = (PLACEMENTS | LARGE)[placement]
+    h = len(set(hosts))
+    found = recorded((collective, "leaders"), placement, 16 * len(hosts), len(hosts) - 1)
+    sent = found.between_hosts()[1]
+    if collective == "barrier":
+        assert set(sent) - {0} == {(h - 1).bit_length()}
+    else:
+        assert sum(sent) == h - 1

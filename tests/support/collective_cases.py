@@ -27,7 +27,7 @@ class Ranks:
 
     Args:
         hosts: The host of each rank; None: they are on one. Ranks on different hosts share no
-            memory, whatever the transport.
+            memory, whatever the transport. Over "inproc" those on one host exchange messages, too.
         unconnected: Pairs of ranks, the lower one first, that get no connection.
     """
 
@@ -36,6 +36,7 @@ class Ranks:
         self.seq = 0
         self.unconnected = unconnected
         self.hosts = hosts or [0] * size
+        self.transport = transport
         self.links = self._link(transport)
         self.groups = [
             _native.Group(self.links[rank], list(range(size)), rank, 1) for rank in range(size)
@@ -47,7 +48,8 @@ class Ranks:
     def _place(self, rank):
         group = self.groups[rank]
         group.place_on_hosts(self.hosts)
-        group.open_windows(time.monotonic_ns() + int(30e9))
+        if self.transport != "inproc":  # whose windows are of whole groups
+            group.open_windows(time.monotonic_ns() + int(30e9))
         if group.hosts:
             group.prepare_parts(choose_for_part, lambda ranks, windows: 4096)
 

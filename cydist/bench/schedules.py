@@ -1,0 +1,309 @@
+"""Schedules of collectives: recorded without peers, and played on a model of cores and links.
+
+An algorithm's messages do not depend on its data, so the recorder (schedule_recorder.pyx) runs the
+algorithms themselves, one rank after another, and notes what each posts and waits for. `play` lets
+all ranks run these notes at once. It is an extended LogGP model (A. Alexandrov, M. Ionescu,
+K. Schauser and C. Scheiman, 1995): a message costs its sender and its receiver time of their cores,
+then latency, then time on the link of each host, on which the messages of all its ranks queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cydist._native import schedule_recorder
+from cydist.backends.host.group import choose_for_part
+from cydist.tuning import table as tuning_table
+
+CODES = {name: code for code, name in enumerate(tuning_table.COLLECTIVES)}
+UNIT = 16  # bytes of an element
+SEGMENT_BYTES = 256 * 1024  # of long messages, as by default
+EAGER_BYTES = 65536  # longer messages wait for their receive: src/transports/stream
+WHOLE = ("broadcast", "all_reduce", "reduce", "scan", "exscan")
+# A local collective after which some ranks go on before the others have come.
+FROM_ROOT = ("broadcast", "scatter")
+TO_ROOT = ("reduce", "gather")
+
+Line = tuple[str, int, int, int, int]
+
+
+class DeadlockError(RuntimeError):
+    """Ranks wait for each other for ever."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a message costs at one level, in seconds.
+
+    Attributes:
+        latency: From the sender to the receiver.
+        overhead: Of a core, at each end.
+        copying: Of a core, for each byte at each end.
+        wire: Of the link of a host, for each byte.
+    """
+
+    latency: float
+    overhead: float
+    copying: float = 0.0
+    wire: float = 0.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What schedules are played on.
+
+    Attributes:
+        inside: Messages between ranks of one host.
+        between: Messages between hosts.
+        together: together(collective, ranks, nbytes): seconds of a collective through windows.
+        cores: That all ranks share; 0: each rank has one of its own.
+        buffered: Whether a short send ends before its receive is posted.
+    """
+
+    inside: Level
+    between: Level
+    together: Callable[[str, int, int], float] = lambda collective, ranks, nbytes: 0.0
+    cores: int = 0
+    buffered: bool = True
+
+
+# Every message takes a unit of time and nothing else does; no send ends before its receive.
+STEPS = Machine(Level(1.0, 0.0), Level(1.0, 0.0), buffered=False)
+
+
+def blocks(
+    collective: str, ranks: int, rank: int, root: int, block: object
+) -> tuple[list[object], list[object]]:
+    """Return the inputs and outputs of a rank, all of one block."""
+    one, many = [block], [block] * ranks
+    at_root = rank == root
+    return {
+        "broadcast": (one, one),
+        "all_reduce": (one, one),
+        "reduce": (one, one if at_root else []),
+        "all_gather": (one, many),
+        "gather": (one, many if at_root else []),
+        "scatter": (many if at_root else [], one),
+        "reduce_scatter": (many, one),
+        "all_to_all": (many, many),
+        "barrier": ([], []),
+        "scan": (one, one),
+        "exscan": (one, one),
+    }[collective]
+
+
+def record(
+    collective: str,
+    name: str,
+    hosts: Sequence[int],
+    nbytes: int,
+    root: int = 0,
+    *,
+    together: bool = False,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> list[list[Line]]:
+    """Return what each rank posts and waits for in one call.
+
+    Args:
+        collective: Such as "all_reduce".
+        name: Of the algorithm, on messages or on hosts.
+        hosts: The host of each rank.
+        nbytes: Of the whole array, or of all blocks of a collective that moves blocks.
+        root: Rank, where the call has one.
+        together: The ranks of a host share memory.
+        segment_bytes: The unit of pipelining.
+    """
+    p = len(hosts)
+    placed = bool(tuning_table.NEEDS[collective, name] & tuning_table.HOSTS)
+    if placed and not 1 < len(set(hosts)) < p:
+        raise ValueError(f"{collective} {name} needs several hosts, one with several ranks")
+    count = (nbytes if collective in WHOLE else nbytes // p) // UNIT
+    scratch = bytearray(UNIT * count)
+    logs = []
+    for rank in range(p):
+        link = schedule_recorder.Recording(rank, p)
+        recorder = (
+            schedule_recorder.ScheduleRecorder(
+                link, list(hosts), choose_for_part, lambda ranks, windows: segment_bytes, together
+            )
+            if placed
+            else schedule_recorder.ScheduleRecorder(link)
+        )
+        inputs, outputs = blocks(collective, p, rank, root, scratch)
+        status = recorder.run(
+            CODES[collective], name.encode(), inputs, outputs, root=root, commutative=True,
+            even=True, segment_bytes=segment_bytes, seq=1, deadline_ns=0,
+        )  # fmt: skip
+        if status != 0:
+            raise ValueError(f"{collective} {name} on {p} ranks ended with status {status}")
+        logs.append(link.lines())
+    return logs
+
+
+@dataclass
+class _Message:
+    """A message of which one end or both were posted."""
+
+    nbytes: int = 0
+    sent_at: float | None = None
+    posted_at: float | None = None
+    arrival: float | None = None  # when the receiver can take it
+    sent: tuple[int, int] = (-1, -1)  # rank and number of the line
+    received: tuple[int, int] = (-1, -1)
+
+
+class Player:
+    """One call, played on a machine.
+
+    Args:
+        logs: As `record` returns them.
+        hosts: The host of each rank.
+        machine: What it runs on.
+    """
+
+    def __init__(self, logs: Sequence[Sequence[Line]], hosts: Sequence[int], machine: Machine):
+        self._logs, self._hosts, self._machine = logs, hosts, machine
+        self._clock = [0.0] * len(logs)
+        self._at = [0] * len(logs)
+        self._ends: list[dict[int, tuple[float, float]]] = [{} for _ in logs]
+        self._waiting: dict[tuple[int, int], bool] = {}
+        self._open: dict[tuple[int, int, int], tuple[deque[_Message], deque[_Message]]] = {}
+        self._egress = dict.fromkeys(hosts, 0.0)
+        self._ingress = dict.fromkeys(hosts, 0.0)
+        self._cores = [0.0] * machine.cores
+        self._members: dict[int, list[int]] = {}
+        for rank, host in enumerate(hosts):
+            self._members.setdefault(host, []).append(rank)
+        self._met = [0] * len(logs)  # collectives inside its host that a rank has come to
+        self._meetings: dict[tuple[int, int], dict[int, tuple[float, int]]] = {}
+        self._ready: list[tuple[float, int]] = [(0.0, rank) for rank in range(len(logs))]
+
+    def play(self) -> float:
+        """Return when the last rank is done, in seconds. Raises DeadlockError."""
+        heapq.heapify(self._ready)
+        while self._ready:
+            _, rank = heapq.heappop(self._ready)
+            if self._at[rank] < len(self._logs[rank]) and self._step(rank):
+                heapq.heappush(self._ready, (self._clock[rank], rank))
+        stuck = [rank for rank, log in enumerate(self._logs) if self._at[rank] < len(log)]
+        if stuck:
+            line = self._logs[stuck[0]][self._at[stuck[0]]]
+            raise DeadlockError(f"{len(stuck)} ranks wait for ever; rank {stuck[0]} in {line}")
+        return max(self._clock, default=0.0)
+
+    def _work(self, rank: int, seconds: float) -> None:
+        """Let a rank compute, on the core that is free first."""
+        if self._cores and seconds:
+            core = min(range(len(self._cores)), key=self._cores.__getitem__)
+            self._clock[rank] = max(self._clock[rank], self._cores[core]) + seconds
+            self._cores[core] = self._clock[rank]
+        else:
+            self._clock[rank] += seconds
+
+    def _level(self, one: int, other: int) -> Level:
+        same = self._hosts[one] == self._hosts[other]
+        return self._machine.inside if same else self._machine.between
+
+    def _step(self, rank: int) -> bool:
+        """Do a rank's next line; return whether it goes on."""
+        what, peer, step, nbytes, request = self._logs[rank][self._at[rank]]
+        if what == "together":
+            return self._meet(rank, peer, tuning_table.COLLECTIVES[step], nbytes)
+        if what == "wait":
+            if request not in self._ends[rank]:
+                self._waiting[rank, request] = True
+                return False
+            at, work = self._ends[rank].pop(request)
+            self._clock[rank] = max(self._clock[rank], at)
+            self._work(rank, work)
+        else:
+            self._post(rank, peer, step, nbytes, what == "send")
+        self._at[rank] += 1
+        return True
+
+    def _post(self, rank: int, peer: int, step: int, nbytes: int, sending: bool) -> None:
+        key = (rank, peer, step) if sending else (peer, rank, step)
+        sends, receives = self._open.setdefault(key, (deque(), deque()))
+        mine, others = (sends, receives) if sending else (receives, sends)
+        message = others.popleft() if others else _Message()
+        line = (rank, self._at[rank])
+        if sending:
+            level = self._level(rank, peer)
+            self._work(rank, level.overhead + nbytes * level.copying)
+            message.nbytes, message.sent, message.sent_at = nbytes, line, self._clock[rank]
+        else:
+            message.received, message.posted_at = line, self._clock[rank]
+        eager = self._machine.buffered and message.nbytes <= EAGER_BYTES
+        if message.sent_at is None or (message.posted_at is None and not eager):
+            mine.append(message)
+            return
+        if message.arrival is None:
+            self._transfer(message, key[0], key[1], eager)
+        if message.posted_at is None:
+            mine.append(message)
+        else:
+            level = self._level(*key[:2])
+            assert message.arrival is not None
+            end = max(message.arrival, message.posted_at)
+            self._finish(message.received, end, level.overhead + message.nbytes * level.copying)
+
+    def _transfer(self, message: _Message, source: int, target: int, eager: bool) -> None:
+        """Send a message over the links of its hosts, and end its send."""
+        level = self._level(source, target)
+        assert message.sent_at is not None
+        start = message.sent_at
+        if not eager:
+            assert message.posted_at is not None
+            asked = level.latency if self._machine.buffered else 0.0
+            start = max(start + asked, message.posted_at) + asked
+        busy = message.nbytes * level.wire
+        if self._hosts[source] != self._hosts[target]:
+            here, there = self._hosts[source], self._hosts[target]
+            start = max(start, self._egress[here])
+            self._egress[here] = start + busy
+            first = max(start + level.latency, self._ingress[there])
+            self._ingress[there] = message.arrival = first + busy
+        else:
+            message.arrival = start + level.latency + busy
+        self._finish(message.sent, message.sent_at if eager else message.arrival, 0.0)
+
+    def _finish(self, line: tuple[int, int], at: float, work: float) -> None:
+        rank, request = line
+        self._ends[rank][request] = at, work
+        if self._waiting.pop(line, False):
+            heapq.heappush(self._ready, (max(at, self._clock[rank]), rank))
+
+    def _meet(self, rank: int, root: int, collective: str, nbytes: int) -> bool:
+        """Come to a collective of the ranks of a host."""
+        members = self._members[self._hosts[rank]]
+        key = self._hosts[rank], self._met[rank]
+        met = self._meetings.setdefault(key, {})
+        if rank not in met:
+            met[rank] = self._clock[rank], nbytes
+            for other in members:  # those that wait may go on
+                if other != rank and other in met:
+                    heapq.heappush(self._ready, (self._clock[rank], other))
+        needed = members
+        if collective in FROM_ROOT:
+            needed = [root]
+        elif collective in TO_ROOT and rank != root:
+            needed = [rank]
+        if any(other not in met for other in needed):
+            return False
+        most = max(size for _, size in met.values())
+        self._clock[rank] = max(self._clock[rank], *(met[other][0] for other in needed))
+        self._work(rank, self._machine.together(collective, len(members), most))
+        self._met[rank] += 1
+        self._at[rank] += 1
+        return True
+
+
+def play(logs: Sequence[Sequence[Line]], hosts: Sequence[int], machine: Machine = STEPS) -> float:
+    """Return the seconds that a recorded call takes on a machine. Raises DeadlockError.
+
+    With the default, the number of messages on the longest chain.
+    """
+    return Player(logs, hosts, machine).play()
