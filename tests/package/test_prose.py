@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages of measurements and findings, which are not written for users.
-LAB_NOTES = {"algorithms.md", "backends.md", "bugs.md", "gpu.md", "performance.md"}
+LAB_NOTES = {"algorithms.md", "backends.md", "bugs.md", "gpu.md", "lab_notes.md"}
 PAGES = [
     p
-    for p in [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/*.md"))]
+    for p in [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/**/*.md"))]
     if p.name not in LAB_NOTES
 ]
 MOST_WORDS = 25
