@@ -151,8 +151,8 @@ def depth(p):
     return max(v.bit_count() for v in range(p))
 
 
-# The columns of docs/dev/algorithms.md: the longest chain of messages, and the most bytes that a rank
-# sends of n = p blocks of b bytes.
+# The columns of docs/dev/algorithms.md: the longest chain of messages, and the most bytes that a
+# rank sends of n = p blocks of b bytes.
 CARDS = {
     ("all_gather", "bruck"): (log2, lambda p, b: (p - 1) * b),
     ("all_gather", "ring"): (lambda p: p - 1, lambda p, b: (p - 1) * b),

@@ -130,7 +130,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_name_is_refused(name: str, tmp_path: Path) -> None:
-    """A framework with a list of backends ends with its own error, as docs/guide/frameworks.md says."""
+    """A framework with a list of backends ends with its own error: docs/guide/frameworks.md."""
     needs(name)
     status, printed = start(name, tmp_path / "run", "cydist", "--by-name")
     assert status != 0

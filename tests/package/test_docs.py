@@ -81,20 +81,6 @@ def test_no_page_is_unfinished(page: Path) -> None:
     assert re.findall(r"\b(?:TBD|TODO|FIXME|XXX)\b", page.read_text()) == []
 
 
-def test_settings_are_listed() -> None:
-    """operations.md has one row for every setting, with its names, default and meaning."""
-    from cydist import config
-
-    variables = [v for v in vars(config).values() if isinstance(v, config.Variable)]
-    page = (ROOT / "docs/guide/operations.md").read_text()
-    rows = re.findall(r"^\| (`[A-Z_`, ]+`) \|(.*?)\|", page, re.M)
-    expected = {
-        (", ".join(f"`{n}`" for n in v.names), f"`{v.default}`" if v.default else "")
-        for v in variables
-    }
-    assert {(names, default.strip()) for names, default in rows} == expected
-
-
 def test_every_attack_has_its_test() -> None:
     """security.md names a test in each row of its tables of attackers and launchers, or says "not
     protected"; for each attack every setting has one row."""
@@ -184,11 +170,9 @@ def test_every_public_error_has_a_code_of_its_own() -> None:
     ids=["one", "most"],
 )
 def test_example_of_survivors(killed: tuple[int, ...], expected: list[str], tmp_path: Path) -> None:
-    """operations.md's program goes on with two ranks of three when one is killed in a call, and not
+    """failures.md's program goes on with two ranks of three when one is killed in a call, and not
     with one of three."""
-    section = (
-        (ROOT / "docs/guide/operations.md").read_text().split("## Going on without a dead rank")[1]
-    )
+    section = (ROOT / "docs/guide/failures.md").read_text()
     program = re.search(r"```python\n(.*?)```", section, re.S)
     assert program is not None
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}

@@ -36,8 +36,8 @@ Limit = timedelta | None
 class Group(dist.ProcessGroup):
     """A torch group, from the view of one rank.
 
-    Methods without a docstring do what torch's methods of that name do; docs/guide/torch.md lists their
-    arguments.
+    Methods without a docstring do what torch's methods of that name do;
+    docs/guide/torch.md lists their arguments.
 
     Args:
         store: torch's.
