@@ -1,7 +1,7 @@
 """Directives that make the reference from cydist itself, so that it cannot go stale.
 
-`{command-line} cydist.bench.__main__ kernels` lists the options of a command line, from its argparse
-parser. `{settings}` lists the environment variables, from cydist/config.py.
+`{command-line} cydist.bench.__main__ kernels` lists the options of a command line, from its
+argparse parser. `{settings}` lists the environment variables, from cydist/config.py.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -100,6 +101,27 @@ def differing(left: list[Any], right: list[Any]) -> list[str]:
         assert len(first) > 10
         found += [f"rank {rank}: {n}" for n in first if not torch.equal(first[n], second[n])]
     return found
+
+
+@pytest.mark.parametrize("name", ["accelerate", "ignite"])
+def test_documented_program(name: str, tmp_path: Path) -> None:
+    """frameworks.md's lines make a job of two ranks on cydist."""
+    needs(name)
+    page = (ROOT / "docs/guide/frameworks.md").read_text()
+    (program,) = [
+        each
+        for each in re.findall(r"```python\n(.*?)```", page, re.S)
+        if f"from {name}" in each or f"import {name}" in each
+    ]
+    text = program + "assert torch.distributed.get_backend() == 'cydist'\n"
+    text += "assert torch.distributed.get_world_size() == 2\n"
+    (tmp_path / "program.py").write_text(text + "torch.distributed.destroy_process_group()\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

@@ -17,7 +17,6 @@ from transport_ranks import free_port
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROSE = re.compile(r"```.*?```", re.S)
-CONSOLE = re.compile(r"```console\n(.*?)```", re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 ROOMS = ("cydist/", "src/", "scripts/", "tests/", "docs/")
@@ -262,30 +261,6 @@ def test_example_of_a_file(by_hand: Callable[..., ByHand], tmp_path: Path) -> No
 def test_example_of_a_store(by_hand: Callable[..., ByHand]) -> None:
     """launching.md's program runs on two ranks."""
     assert by_hand("29600", str(free_port())).print_all("0", "1") == SUMS
-
-
-def example(page: str) -> tuple[str, str, str, list[str]]:
-    """A page's program: its file name, its text, the command line, and what is printed."""
-    text = (ROOT / page).read_text()
-    program = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)```", text, re.S)
-    assert program is not None
-    run = re.search(r"\$ (cydistrun [^\n]+)\n(.*)", CONSOLE.findall(text)[-1], re.S)
-    assert run is not None
-    return program[1], program[2], run[1], run[2].splitlines()
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/guide/shared.md"])
-def test_examples(page: str, tmp_path: Path) -> None:
-    """A page's example prints what the page says, in whatever order the ranks print."""
-    file, program, command, expected = example(page)
-    assert len(program.splitlines()) <= 10
-    (tmp_path / file).write_text(program)
-    arguments = [sys.executable, "-m", "cydist.run", *command.split()[1:]]
-    result = subprocess.run(
-        arguments, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert sorted(result.stdout.splitlines()) == sorted(expected)
 
 
 def test_batch_scripts_are_those_that_run() -> None:

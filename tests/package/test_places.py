@@ -265,7 +265,7 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         "tests/faults/test_deaths.py", '"{}"'.format
     ),
     ("collective", MPI4PY): lambda name: has(MPI4PY, rf"dist\.({name}|{SINGLE.get(name, name)})\("),
-    ("collective", "README.md"): lambda name: has("README.md", rf"^\| done \| send, .*\b{name}\b"),
+    ("collective", "README.md"): lambda name: has("README.md", rf"^- \*\*Calls\*\*: .*\b{name}\b"),
     ("collective", "docs/dev/algorithms.md"): lambda name: (
         {each for each, known in table.NEEDS if each == name} == {name}
         and all(name in rows(known) for each, known in table.NEEDS if each == name)
