@@ -130,7 +130,9 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     stored = sphinx.util.inventory.InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
     names = {each.rpartition("cydist.")[2] for kind in stored.data for each in stored.data[kind]}
     ends = {each.removeprefix("testing.") for each in names}
-    assert {name for name, _ in public()} - ends == set()
+    missing = {name: found for name, found in public() if name not in ends}
+    # The methods of a class that has a second name are listed below the first.
+    assert [n for n, found in missing.items() if found.__qualname__ not in ends] == []
 
 
 def test_every_option_of_the_launcher_is_in_the_reference(site: Path) -> None:
