@@ -32,7 +32,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 default_role = "py:obj"  # `name` in a docstring is a link where there is such a name
-smartquotes = False  # -- begins an option
+smartquotes_action = "D"  # dashes between a parameter and its meaning
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 
@@ -48,5 +48,4 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#7ab8f5", "color-brand-content": "#7ab8f5"},
 }
 copybutton_exclude = ".linenos, .gp, .go"
-pygments_style = "tango"
-pygments_dark_style = "native"
+highlight_language = "none"  # blocks without a language are messages

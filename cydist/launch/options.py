@@ -257,7 +257,8 @@ def parser() -> Parser:
     )  # fmt: skip
     add(
         end, "--shutdown-timeout", type=float, metavar="SECONDS",
-        default=config.SHUTDOWN_TIMEOUT.get(), help="from the polite signal to SIGKILL; default: 5",
+        default=config.SHUTDOWN_TIMEOUT.get(),
+        help="seconds between SIGTERM and SIGKILL (default: 5)",
     )  # fmt: skip
     add(
         end, "--signals-to-handle", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", metavar="NAMES",
@@ -266,7 +267,8 @@ def parser() -> Parser:
 
     add(
         end, "--report-hangs", type=float, default=0.0, metavar="SECONDS",
-        help="when a call takes longer, print what each rank does, and the stacks of late ranks",
+        help="when a call takes longer, print what each rank does, and the stacks of late ranks "
+        "(default: never)",
     )  # fmt: skip
 
     out = it.add_argument_group("output")

@@ -40,8 +40,8 @@ def parser_of(module: str, arguments: list[str]) -> argparse.ArgumentParser:
 
 def _cell(text: str) -> str:
     """Return a text that neither a table nor Markdown takes for its own signs."""
-    text = " ".join(text.split())
-    return re.sub(r"([|*_<>\[\]$])", r"\\\1", text)
+    text = re.sub(r"([|*_<>\[\]$])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<![`\w])(--[a-z][\w-]*)", r"`\1`", text)
 
 
 def _help(action: argparse.Action) -> str:

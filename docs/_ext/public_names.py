@@ -18,12 +18,21 @@ VALUES = {
 def plain(
     app: Sphinx, what: str, name: str, obj: object, options: object, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """Replace what would be no Python."""
+    """Replace what would be no Python, and leave out what all exceptions have."""
+    if what == "exception" and "__init__" not in vars(obj):
+        return "", ""
     if not signature:
         return None
     for pattern, value in VALUES.items():
         signature = re.sub(pattern, value, signature)
     return signature, returns
+
+
+def skip(
+    app: Sphinx, what: str, name: str, obj: object, skipped: bool, options: object
+) -> bool | None:
+    """Leave out the fields of named tuples, which the section Attributes explains."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field") else None
 
 
 def plain_returns(
@@ -39,5 +48,6 @@ def plain_returns(
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
     app.connect("autodoc-process-signature", plain)
+    app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-docstring", plain_returns, priority=100)  # before napoleon
     return {"parallel_read_safe": True}
