@@ -193,7 +193,9 @@ def parser() -> Parser:
         epilog="Only processes that know the job's secret join it. On one host, with --hosts, and "
         "on hosts that share your home there is nothing to set. For others copy one file, mode "
         "0600, to every host, and name it in CYDIST_SECRET_FILE. "
-        "Every option can be given in the environment: PET_NPROC_PER_NODE=4.",
+        "Every option can be given in the environment: PET_NPROC_PER_NODE=4. "
+        "The exit code is that of the rank that failed first, 128 + the number of a signal, or 2 "
+        "for a wrong command line.",
         allow_abbrev=False,
     )
     add = it.option
