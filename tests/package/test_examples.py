@@ -50,6 +50,11 @@ COMPLETED: dict[tuple[str, int], tuple[str, str, dict[str, str]]] = {
     ("guide/debugging.md", 0): ("", "\nlogging.getLogger('mine').info('here')\n", {}),
     ("guide/debugging.md", 1): ("", "\nassert list(seconds) == ['all_reduce']\n", {}),
     ("guide/mpi4py.md", 1): ("", "\nassert rank < size == 2\n" + END, {}),
+    ("guide/mpi4py.md", 2): (
+        INIT + "dist.init_process_group()\nrank, size = dist.get_rank(), dist.get_world_size()\n",
+        "\nassert dist.get_process_group_ranks(mine) == [rank]" + END,
+        {},
+    ),
     ("guide/testing.md", 0): ("", "", {}),
     ("guide/torch.md", 1): (TORCH, "\nmodel(torch.ones(8)).sum().backward()" + END, {}),
     ("guide/torch.md", 2): (

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages of measurements and findings, which are not written for users.
-LAB_NOTES = {"algorithms.md", "bugs.md", "gpu.md", "lab_notes.md", "mpi.md"}
+LAB_NOTES = {"algorithms.md", "bugs.md", "lab_notes.md", "mpi.md"}
 PAGES = [
     p
     for p in [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/**/*.md"))]
