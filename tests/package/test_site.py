@@ -17,6 +17,8 @@ pytest.importorskip("sphinx")
 import sphinx.util.inventory
 
 ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 150  # of the build, in seconds: it takes eight on an idle core
+pytestmark = pytest.mark.timeout(DEADLINE + 30)
 # Attributes from which a browser loads something by itself, and those that a reader follows.
 LOADS = {"src", "srcset", "data", "poster", "background", "xlink:href"}
 # Values of an attribute `rel` that make a browser load the link's target.
@@ -33,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*command, "-d", str(built / "doctrees"), str(ROOT / "docs"), str(built / "html")],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=DEADLINE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
