@@ -38,7 +38,9 @@ def skip(
 def plain_returns(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Keep napoleon from taking the words before a colon in a Returns section for a type."""
+    """Show an exception's code, and let napoleon take no words of a Returns section for a type."""
+    if what == "exception" and "code" in vars(obj):
+        lines[1:1] = ["", f"Its code is ``{obj.code}``."]
     for number, line in enumerate(lines[:-1]):
         if line.strip() in ("Returns:", "Yields:"):
             text = lines[number + 1]

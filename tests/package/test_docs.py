@@ -74,6 +74,11 @@ def test_public_names_exist(page: Path) -> None:
     assert used - modules - set(cydist.__all__) == set()
 
 
+def test_the_readme_is_short() -> None:
+    """A reader gets to its end."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_page_is_unfinished(page: Path) -> None:
     """No page promises to say something later."""
