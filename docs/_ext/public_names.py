@@ -38,7 +38,9 @@ def skip(
 def plain_returns(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Show an exception's code, and let napoleon take no words of a Returns section for a type."""
+    """Show an exception's code, and let napoleon take no words before a colon for a type."""
+    if what in ("data", "attribute", "property") and lines:
+        lines[0] = lines[0].replace(": ", " -- ", 1)  # as for a type, too
     if what == "exception" and "code" in vars(obj):
         lines[1:1] = ["", f"Its code is ``{obj.code}``."]
     for number, line in enumerate(lines[:-1]):
