@@ -21,6 +21,8 @@ COLOURS = {
     "grid": ("stroke", "#d5dbe1", "#3a434c"),
     "blue": ("stroke", "#0b6bcb", "#5aa9f7"),
     "grey": ("stroke", "#8d99a6", "#76828e"),
+    "orange": ("stroke", "#c2701c", "#e8a35b"),
+    "green": ("stroke", "#1d7f4e", "#5cc48f"),
     "red": ("stroke", "#b3302c", "#f0807a"),
 }
 
@@ -77,7 +79,7 @@ class Drawing:
         self._shapes.append(
             f'<polyline class="{kind}" points="{joined}" fill="none" stroke-width="{width:g}"/>'
         )
-        fill = {"blue": "accent", "grey": "third"}[kind]
+        fill = {"blue": "accent", "grey": "third", "orange": "second", "green": "good"}[kind]
         self._shapes += [
             f'<circle class="{fill}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points
         ]

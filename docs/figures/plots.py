@@ -10,6 +10,9 @@ from typing import Any
 from drawing import Drawing
 
 MEASUREMENTS = Path(__file__).parent / "measurements"
+FILLS = ("accent", "third", "second", "good")  # of libraries, cydist first
+STROKES = ("blue", "grey", "orange", "green")
+Times = dict[str, dict[str, dict[int, float]]]  # microseconds by library, call and bytes
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -20,41 +23,78 @@ def measured(name: str) -> dict[str, Any]:
 
 def source(data: dict[str, Any]) -> str:
     """Return where and when it was measured."""
-    return f"{data['machine']}. Commit {data['commit']}"
+    about = data.get("header", data)
+    return f"{about['machine']}. Commit {about['commit']}"
+
+
+def times_of(data: dict[str, Any]) -> Times:
+    """Return the times in a file.
+
+    A file is what `python -m cydist.bench --json` writes, with a time for each library; or a table
+    with cydist's times, and their ratios to the fastest other library.
+    """
+    if "cells" not in data:
+        mine = {op: dict(zip(data["sizes"], row, strict=True)) for op, row in data["times"].items()}
+        theirs = {
+            op: {n: mine[op][n] / r for n, r in zip(data["sizes"], row, strict=True)}
+            for op, row in data["ratios"].items()
+        }
+        return {"cydist": mine, data["peers"]: theirs}
+    found: Times = {}
+    for cell in data["cells"]:
+        for library, each in cell["participants"].items():
+            if cell["bytes"] and each.get("median"):
+                by_op = found.setdefault(library, {})
+                by_op.setdefault(cell["op"], {})[cell["bytes"]] = each["median"] * 1e6
+    return found
 
 
 def microseconds(value: float) -> str:
-    """Return a time with two decimals."""
-    return f"{value:.2f} µs"
+    """Return a time: with two decimals, if it is short."""
+    return f"{value:.2f} µs" if value < 100 else f"{value:.0f} µs"
 
 
-def latency(name: str, ranks: str) -> Drawing:
-    """Draw a bar for cydist and one for the fastest other library, for each call of 8 bytes."""
-    data = measured(name)
-    times = {op: each[0] for op, each in data["times"].items()}
-    peers = {op: times[op] / data["ratios"][op][0] for op in times}
-    most = max([*times.values(), *peers.values()])
-    left, scale = 190, 400 / most
+def legend(picture: Drawing, libraries: list[str]) -> None:
+    """Name the libraries by their colours."""
+    x = 20
+    for library, kind in zip(libraries, FILLS, strict=False):
+        picture.rectangle(x, 40, 12, 12, kind, 2)
+        picture.text(x + 18, 51, library, "muted", size=13)
+        x += 36 + 8 * len(library)
+
+
+def latency(data: dict[str, Any], ranks: str) -> Drawing:
+    """Draw the time of calls of 8 bytes: a bar for each library."""
+    found = times_of(data)
+    libraries = list(found)
+    ops = [op for op, row in found["cydist"].items() if 8 in row]
+    values = {op: [found[name].get(op, {}).get(8) for name in libraries] for op in ops}
+    # A library that is far slower than cydist has a bar that is cut, so that the others differ.
+    cut = 8 * max(row[0] for row in values.values() if row[0])
+    most = min(cut, max(each for row in values.values() for each in row if each))
+    left, scale, high = 190, 400 / most, 12 + 20 * len(libraries)
     picture = Drawing(
         760,
-        96 + 52 * len(times),
-        f"Time of an 8-byte call on {ranks}: cydist, and the {data['peers']}",
+        96 + high * len(ops),
+        f"Time of an 8-byte call on {ranks}, by library: {', '.join(libraries)}",
     )
     picture.text(20, 28, f"8-byte calls on {ranks}: time per call, shorter is better", "ink bold")
-    for x, kind, text in ((20, "accent", "cydist"), (100, "third", data["peers"])):
-        picture.rectangle(x, 40, 12, 12, kind, 2)
-        picture.text(x + 18, 51, text, "muted", size=13)
-    for row, op in enumerate(times):
-        y = 68 + 52 * row
-        picture.text(left - 12, y + 25, op, at="end", size=13)
-        for down, value, kind in ((2, times[op], "accent"), (22, peers[op], "third")):
-            picture.rectangle(left, y + down, max(2, value * scale), 17, kind, 2)
-            picture.text(
-                left + value * scale + 8, y + down + 13, microseconds(value), "muted", size=12
-            )
-        ratio = data["ratios"][op][0]
-        picture.text(744, y + 25, f"{ratio:.2f} of its time", "ink", "end", 12)
-    picture.text(20, 86 + 52 * len(times), source(data), "muted", size=11)
+    legend(picture, libraries)
+    for row, op in enumerate(ops):
+        y = 68 + high * row
+        picture.text(left - 12, y + high / 2 - 1, op, at="end", size=13)
+        others = [each for each in values[op][1:] if each]
+        for number, (value, kind) in enumerate(zip(values[op], FILLS, strict=False)):
+            if not value:
+                continue
+            top, width = y + 2 + 20 * number, min(value, most) * scale
+            picture.rectangle(left, top, max(2, width), 17, kind, 2)
+            text = microseconds(value) + (", bar cut" if value > most else "")
+            picture.text(left + width + 8, top + 13, text, "muted", size=12)
+        ratio = values[op][0] / min(others)
+        text = f"{ratio:.2f} of its time" if len(others) == 1 else f"{ratio:.2f} of the fastest"
+        picture.text(744, y + 13, text, "ink", "end", 12)
+    picture.text(20, 86 + high * len(ops), source(data), "muted", size=11)
     return picture
 
 
@@ -64,23 +104,20 @@ def size(nbytes: int) -> str:
     return f"{nbytes >> 10 * power} {('B', 'KiB', 'MiB')[power]}"
 
 
-def times(name: str, ranks: str) -> Drawing:
+def times(data: dict[str, Any], ranks: str) -> Drawing:
     """Draw time against bytes, one panel for each call, both on scales of powers."""
-    data = measured(name)
+    found = times_of(data)
+    libraries = list(found)
     width, height, across = 190, 150, 3
-    ops = list(data["times"])
+    ops = list(found["cydist"])
     picture = Drawing(
         760,
         110 + (height + 64) * math.ceil(len(ops) / across),
-        f"Time against bytes on {ranks}, for each call: cydist, and the {data['peers']}",
+        f"Time against bytes on {ranks}, for each call, by library: {', '.join(libraries)}",
     )
     picture.text(20, 28, f"Time per call on {ranks}, against bytes", "ink bold")
-    for x, kind, text in ((20, "accent", "cydist"), (100, "third", data["peers"])):
-        picture.rectangle(x, 40, 12, 12, kind, 2)
-        picture.text(x + 18, 51, text, "muted", size=13)
-    sizes = data["sizes"]
+    legend(picture, libraries)
     low, high = -1.0, 5.0  # powers of ten, in microseconds
-    first, last = math.log2(sizes[0]), math.log2(sizes[-1])
     for number, op in enumerate(ops):
         x0 = 52 + number % across * (width + 48)
         y0 = 90 + number // across * (height + 64)
@@ -90,16 +127,20 @@ def times(name: str, ranks: str) -> Drawing:
             picture.line(x0, y, x0 + width, y, "grid")
             if number % across == 0:
                 picture.text(x0 - 4, y + 4, text, "muted", "end", 10)
-        places = [x0 + width * (math.log2(each) - first) / (last - first) for each in sizes]
-        right = places[-1]
-        for x, each in zip(places, sizes, strict=True):
+        sizes = list(found["cydist"][op])
+        first, last = math.log2(sizes[0]), math.log2(sizes[-1])
+        place = {n: x0 + width * (math.log2(n) - first) / (last - first) for n in sizes}
+        right = place[sizes[-1]]
+        for nbytes, x in place.items():
             if x == right or right - x > 36:
-                picture.text(x, y0 + height + 16, size(each), "muted", "middle", 10)
-        mine = data["times"][op]
-        theirs = [a / b for a, b in zip(mine, data["ratios"][op], strict=True)]
-        for values, kind in ((theirs, "grey"), (mine, "blue")):
-            heights = [y0 + height * (high - math.log10(v)) / (high - low) for v in values]
-            picture.curve(list(zip(places, heights, strict=True)), kind)
+                picture.text(x, y0 + height + 16, size(nbytes), "muted", "middle", 10)
+        for library, kind in reversed(list(zip(libraries, STROKES, strict=False))):
+            row = found[library].get(op, {})
+            points = [
+                (place[n], y0 + height * (high - math.log10(value)) / (high - low))
+                for n, value in row.items()
+            ]
+            picture.curve(points, kind)
     picture.text(
         20, 100 + (height + 64) * math.ceil(len(ops) / across), source(data), "muted", size=11
     )
