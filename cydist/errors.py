@@ -23,7 +23,7 @@ Bad arguments raise ValueError and TypeError before any traffic, and the group s
 DistError of a call has the attributes `op` (the call's name), `seq` (its number in the group),
 `group` (the group's name) and `ranks` (global ranks that the error is about), as far as they are
 known. After such an error the group has failed for good. Each class has a `code`, which is a
-heading of docs/errors.md.
+heading of docs/reference/errors.md.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DistError(_Ground):
 
     Attributes:
         code: A short name of the kind of error, such as "mismatch". It does not change, and is a
-            heading of docs/errors.md.
+            heading of docs/reference/errors.md.
 
     Examples:
         >>> try:
@@ -106,7 +106,9 @@ class DistError(_Ground):
         if not _joined:
             _join_torch()
         super().__init__(message)
-        self.add_note(f"See docs/errors.md#{self.code}")  # below the message in tracebacks only
+        self.add_note(
+            f"See docs/reference/errors.md#{self.code}"
+        )  # below the message in tracebacks only
         self.op = op
         self.seq = seq
         self.group = group

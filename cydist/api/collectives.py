@@ -41,7 +41,7 @@ def broadcast(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Copy the array of rank `src` into those of all ranks.
+    """Broadcast the array on rank `src` to all ranks of the group.
 
     Args:
         tensor: (...), of the same size and dtype on every rank. Read on `src`, written elsewhere.
@@ -410,7 +410,7 @@ def scatter(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Give every rank its entry of a list of arrays on rank `src`.
+    """Scatter the arrays in `scatter_list` on rank `src`, one to each rank.
 
     Args:
         tensor: (...), receives this rank's entry. Sizes may differ between ranks.

@@ -442,7 +442,7 @@ def scatter_object_list(
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Give every rank its entry of the list on rank `src`.
+    """Scatter the objects in the list on rank `src`, one to each rank.
 
     Args:
         scatter_object_output_list: Not empty. Entry 0 becomes this rank's object.

@@ -24,7 +24,7 @@ from cydist.backends.host.addresses import this_host
 from cydist.bench import report, sysinfo
 from cydist.bench.buffers import dtype_of
 from cydist.bench.cases import MORE_OPS, OPS, Case, cases
-from cydist.bench.options import SIZES, checked, local_parser, size
+from cydist.bench.options import SIZES, calls_text, checked, local_parser, size
 from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank import refusal
 from cydist.bench.rank_loop import Session
@@ -37,7 +37,7 @@ RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.I)
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 EPILOG = """
 Run it as every rank of a job of torchrun, cydistrun, mpirun, srun or another launcher.
-Peers of --vs: gloo (needs torch), mpi (needs mpi4py, and mpirun or srun as the launcher).
+Libraries of --vs: gloo (needs torch), mpi (needs mpi4py, and mpirun or srun as the launcher).
 "host sends" is what the busiest host sends to other hosts for a call, by the counters of its
 interfaces without loopback: other programs' bytes count, too.
 """
@@ -55,12 +55,13 @@ def rate(text: str) -> float:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options; a wrong one ends the program."""
-    parser = local_parser("job", "Time collectives of the job that runs this.", EPILOG)
+    calls = calls_text("Calls of --ops, by default all_reduce", (*OPS, *MORE_OPS))
+    parser = local_parser("job", "Time collectives of the job that runs this.", EPILOG + calls)
     add = parser.add_argument
-    add("--ops", default="all_reduce", help=f"which of {','.join((*OPS, *MORE_OPS))} (all_reduce)")
+    add("--ops", default="all_reduce", metavar="OP,...", help="calls to time, see below")
     add("--sizes", default=SIZES, help=f"bytes of a call ({SIZES})")
     add("--dtype", default="float32", help="of the elements, by numpy's or ml_dtypes' name")
-    add("--vs", default="", metavar="PEER,...", help="peers to run beside it, see below")
+    add("--vs", default="", metavar="PEER,...", help="libraries to compare with, see below")
     add("--backend", default="tcp", help="of cydist: tcp (default), mpi, or another")
     add("--rate", metavar="RATE", help="of a host's link, such as 1gbit: show its share")
     given = checked(parser, arguments)

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from cydist.bench.buffers import dtype_of
 from cydist.bench.cases import MORE_OPS, OPS
 from cydist.bench.spawn import Spec
 
+WIDTH = 79  # of help texts
 SIZES = "8,1Ki,64Ki,1Mi,16Mi"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SIZE = re.compile(r"(\d+)\s*(?:([kmg])i?)?b?", re.I)
@@ -33,7 +35,7 @@ The other subjects, each with a --help of its own:
   python -m cydist.bench --tune     find the fastest algorithms for this machine, and save them
 """
 PEERS = """
-Peers of --vs, separated by commas:
+Libraries of --vs, separated by commas:
   gloo              torch.distributed with gloo; needs torch here
   torch:NAME        torch.distributed with its backend NAME; torch:cydist is this project as one
   openmpi=PYTHON    an interpreter of an environment with mpi4py and Open MPI, whose mpirun lies
@@ -74,10 +76,15 @@ def size(text: str) -> int:
     return int(match[1]) * UNITS[(match[2] or "").lower()]
 
 
+def calls_text(title: str, ops: Sequence[str]) -> str:
+    """Return lines of a help text that list calls."""
+    return textwrap.fill(f"{title}: {', '.join(ops)}.", WIDTH, break_on_hyphens=False)
+
+
 def parse(
     arguments: Sequence[str],
     subject: str = "",
-    description: str = "Time collectives between ranks on this machine, and peers beside them.",
+    description: str = "Time collectives on this machine, and compare them with other libraries.",
     ops: Sequence[str] = OPS,
     sizes: str = SIZES,
     least_ranks: int = 2,
@@ -88,21 +95,23 @@ def parse(
         subject: "" for the collectives themselves, which alone have a plot and MORE_OPS.
         ops: The available ops, all by default.
     """
-    parser = local_parser(subject, description, PEERS + ("" if subject else SUBJECTS))
-    add = parser.add_argument
-    add("--ranks", type=int, default=2, help="processes of each participant (2)")
     more = () if subject else MORE_OPS
-    also = f", or {','.join(more)}" if more else ""
-    add("--ops", default=",".join(ops), help=f"which of {','.join(ops)} (all){also}")
-    add("--sizes", default=sizes, help=f"bytes of a call ({sizes})")
+    calls = f"\n{calls_text('Calls of --ops, all by default', ops)}"
+    calls += f"\n{calls_text('Further ones', more)}" if more else ""
+    epilog = calls + PEERS + ("" if subject else SUBJECTS)
+    parser = local_parser(subject, description, epilog)
+    add = parser.add_argument
+    add("--ranks", type=int, default=2, help="processes of each library (2)")
+    add("--ops", default=",".join(ops), metavar="OP,...", help="calls to time, see below")
+    add("--sizes", default=sizes, help=f"bytes of a call; 64k is 64Ki ({sizes})")
     add("--dtype", default="float32", help="of the elements, by numpy's or ml_dtypes' name")
-    add("--vs", default="", metavar="PEER,...", help="peers to run beside it, see below")
+    add("--vs", default="", metavar="PEER,...", help="libraries to compare with, see below")
     add(
         "--backend",
         default="tcp",
         help="of cydist: tcp (default), mpi under mpirun, inproc with threads, or another",
     )
-    add("--arrays", default="numpy", choices=("numpy", "torch"), help="what cydist is given")
+    add("--arrays", default="numpy", choices=("numpy", "torch"), help="array library to benchmark")
     add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
     if not subject:
         add("--plot", metavar="FILE", help=f"draw time against size ({', '.join(PLOTS)})")
@@ -133,13 +142,11 @@ def local_parser(subject: str, description: str, epilog: str = "") -> argparse.A
     """Return a parser with the options of every subject: --rounds and --json."""
     parser = argparse.ArgumentParser(
         prog=f"python -m cydist.bench {subject}".rstrip(),
-        description=description,
+        description=textwrap.fill(description, WIDTH),
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--rounds", type=int, default=7, help="how often all is measured (%(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="save all figures")
     return parser
 

@@ -8,13 +8,23 @@ from typing import Any
 
 from cydist.bench.report import Rows
 
-MOST_TICKS = 8
+MOST_TICKS = 6
 
 
 def size_text(nbytes: int) -> str:
     """Return bytes in the form of --sizes: 8, 64Ki, 16Mi; 1.5Ki if they are not whole."""
     power = min(3, max(0, nbytes.bit_length() - 1) // 10)
     return f"{nbytes / (1 << 10 * power):.4g}{('', 'Ki', 'Mi', 'Gi')[power]}"
+
+
+def apart(sizes: list[int]) -> list[int]:
+    """Return those of ascending sizes that have room for a label: the largest, and others."""
+    room = (math.log2(sizes[-1]) - math.log2(sizes[0])) / MOST_TICKS
+    shown = [sizes[-1]]
+    for nbytes in reversed(sizes):
+        if math.log2(shown[-1]) - math.log2(nbytes) >= room > 0:
+            shown.append(nbytes)
+    return shown[::-1]
 
 
 def draw(rows: Rows, title: str, path: str) -> None:
@@ -44,14 +54,14 @@ def draw(rows: Rows, title: str, path: str) -> None:
                          markersize=3, color=f"C{number}", label=name, **style)  # fmt: skip
         picture.set_title(op, fontsize=10)
         picture.set_yscale("log")
-        picture.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        picture.yaxis.set_major_locator(ticker.LogLocator(numticks=MOST_TICKS))
         picture.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
         picture.yaxis.set_minor_formatter(ticker.NullFormatter())
         if op == "barrier":
             picture.set_xticks([])
         else:
             sizes = sorted({max(1, case.nbytes) for case, _ in rows if case.op == op})
-            shown = sizes[:: math.ceil(len(sizes) / MOST_TICKS)]
+            shown = apart(sizes)
             picture.set_xscale("log", base=2)
             picture.set_xticks(shown, [size_text(nbytes) for nbytes in shown])
             picture.xaxis.set_minor_locator(ticker.NullLocator())

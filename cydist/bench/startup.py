@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--ranks", type=int, default=2, help="of the job whose start is timed (2)")
     add("--processes", type=int, default=8, help="of the job that is timed as a whole (8)")
-    add("--vs", default="", choices=("", "gloo"), help="gloo: torch.distributed beside it")
+    add("--vs", default="", choices=("", "gloo"), help="gloo: compare with torch.distributed")
     given = checked(parser, arguments)
     if given.vs and importlib.util.find_spec("torch") is None:
         parser.error("--vs gloo needs torch: pip install torch")

@@ -33,8 +33,9 @@ FEWEST_ROUNDS = 3  # with fewer rounds, a majority of them is not significant
 ABOUT = """
 Every algorithm that can run here is timed at every size, rounds interleaved, and beside what is
 in force. Another one is taken where it gains more than the noise (5 %), in a second pass of new
-processes too, so that a few crossovers are left and no patchwork; what cannot be told apart is
-said to be equal, and stays. Then the segment is tuned that long messages are cut into.
+processes too, so that a few crossovers are left and no patchwork. Differences within the noise
+are reported as equal, and the current choice is kept. Then the segment is tuned that long messages
+are cut into.
 
 What is found is saved for this user and this host, each collective as soon as it is done, and
 counts from then on in every job whose rank 0 runs here: init_process_group gives it to all ranks.
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     add("--ranks", default=usual_ranks(), metavar="N,...",
         help=f"sizes of groups ({usual_ranks()}: two, and more than there are cores)")  # fmt: skip
     add("--transport", default="auto", choices=("auto", "shm", "tcp"), help="as CYDIST_TRANSPORT")
-    add("--ops", default=",".join(OPS), help=f"which of {','.join(OPS)} (all)")
+    add("--ops", default=",".join(OPS), metavar="OP,...",
+        help=f"of {', '.join(OPS)} (all)")  # fmt: skip
     add("--sizes", default=SIZES, help=f"bytes of a call ({SIZES})")
     add("--minutes", type=float, default=MINUTES,
         help=f"begin nothing more after so long; what is left is said ({MINUTES:g})")  # fmt: skip

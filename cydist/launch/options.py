@@ -193,7 +193,9 @@ def parser() -> Parser:
         epilog="Only processes that know the job's secret join it. On one host, with --hosts, and "
         "on hosts that share your home there is nothing to set. For others copy one file, mode "
         "0600, to every host, and name it in CYDIST_SECRET_FILE. "
-        "Every option can be given in the environment: PET_NPROC_PER_NODE=4.",
+        "Every option can be given in the environment: PET_NPROC_PER_NODE=4. "
+        "The exit code is that of the rank that failed first, 128 + the number of a signal, or 2 "
+        "for a wrong command line.",
         allow_abbrev=False,
     )
     add = it.option
@@ -257,7 +259,8 @@ def parser() -> Parser:
     )  # fmt: skip
     add(
         end, "--shutdown-timeout", type=float, metavar="SECONDS",
-        default=config.SHUTDOWN_TIMEOUT.get(), help="from the polite signal to SIGKILL; default: 5",
+        default=config.SHUTDOWN_TIMEOUT.get(),
+        help="seconds between SIGTERM and SIGKILL (default: 5)",
     )  # fmt: skip
     add(
         end, "--signals-to-handle", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", metavar="NAMES",
@@ -266,7 +269,8 @@ def parser() -> Parser:
 
     add(
         end, "--report-hangs", type=float, default=0.0, metavar="SECONDS",
-        help="when a call takes longer, print what each rank does, and the stacks of late ranks",
+        help="when a call takes longer, print what each rank does, and the stacks of late ranks "
+        "(default: never)",
     )  # fmt: skip
 
     out = it.add_argument_group("output")

@@ -116,7 +116,10 @@ def train(trainings: list[Training], epochs: int, steps: int | None) -> bool:
     agree = all([each.replicas_agree() for each in trainings])  # noqa: C419  all ranks call it
     if rank == 0 and not agree:
         print("the replicas differ", file=sys.stderr)
-    return agree and (steps is not None or accuracy >= WANTED_ACCURACY)
+    learnt = steps is not None or accuracy >= WANTED_ACCURACY
+    if rank == 0 and not learnt:
+        print(f"{accuracy:.2%} is below {WANTED_ACCURACY:.0%}: give more --epochs", file=sys.stderr)
+    return agree and learnt
 
 
 def main() -> int:

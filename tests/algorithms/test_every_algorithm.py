@@ -285,11 +285,11 @@ def test_calls_in_a_row(ranks, calls):
         case.check(results)
 
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "dev" / "algorithms.md"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
 def test_every_algorithm_is_in_the_document(row):
-    """Every row of the table of algorithms has one in docs/algorithms.md."""
+    """Every row of the table of algorithms has one in docs/dev/algorithms.md."""
     collective, name = row
     assert DOCUMENT.read_text().count(f"\n| `{collective}` | `{name}` |") == 1

@@ -151,8 +151,8 @@ def depth(p):
     return max(v.bit_count() for v in range(p))
 
 
-# The columns of docs/algorithms.md: the longest chain of messages, and the most bytes that a rank
-# sends of n = p blocks of b bytes.
+# The columns of docs/dev/algorithms.md: the longest chain of messages, and the most bytes that a
+# rank sends of n = p blocks of b bytes.
 CARDS = {
     ("all_gather", "bruck"): (log2, lambda p, b: (p - 1) * b),
     ("all_gather", "ring"): (lambda p: p - 1, lambda p, b: (p - 1) * b),
@@ -188,7 +188,7 @@ WHOLE = ("broadcast", "all_reduce", "reduce", "scan", "exscan")  # their block i
 @pytest.mark.parametrize("p", [2, 3, 7, 8, *more(4, 16, 31, 64)], ids=lambda p: f"{p}ranks")
 @pytest.mark.parametrize("row", MESSAGES, ids=row_id)
 def test_the_card_tells_the_truth(row, p):
-    """Steps and bytes are those of the module's card and of docs/algorithms.md."""
+    """Steps and bytes are those of the module's card and of docs/dev/algorithms.md."""
     steps, most_bytes = CARDS[row]
     schedule = Schedule(row, p, 3 * p if row[0] in WHOLE else 3, EVERYTHING, root=0)
     if steps is not None:

@@ -511,6 +511,22 @@ def test_spread_is_of_rounds() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([8], [8]),
+        ([8, 16], [8, 16]),
+        ([8, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 27], [8, 1 << 10, 1 << 16, 1 << 20, 1 << 27]),
+    ],
+    ids=["one", "two", "close"],
+)
+def test_labels_of_sizes_do_not_overlap(sizes: list[int], expected: list[int]) -> None:
+    """The largest size has a label, and others that are far enough from each other."""
+    from cydist.bench.plot import apart
+
+    assert apart(sizes) == expected
+
+
 def test_plot(tmp_path: Path) -> None:
     """The plot is written, whatever is missing from the rows."""
     pytest.importorskip("matplotlib")

@@ -319,7 +319,7 @@ def test_help_says_how_many_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     """The help names the number of rounds that this program has by default, not the others'."""
     with pytest.raises(SystemExit):
         main(["--tune", "--help"])
-    assert "how often all is measured (4)" in capsys.readouterr().out
+    assert "number of rounds (4)" in capsys.readouterr().out
 
 
 class Answering:

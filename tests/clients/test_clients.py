@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -102,6 +103,27 @@ def differing(left: list[Any], right: list[Any]) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("name", ["accelerate", "ignite"])
+def test_documented_program(name: str, tmp_path: Path) -> None:
+    """frameworks.md's lines make a job of two ranks on cydist."""
+    needs(name)
+    page = (ROOT / "docs/guide/frameworks.md").read_text()
+    (program,) = [
+        each
+        for each in re.findall(r"```python\n(.*?)```", page, re.S)
+        if f"from {name}" in each or f"import {name}" in each
+    ]
+    text = program + "assert torch.distributed.get_backend() == 'cydist'\n"
+    text += "assert torch.distributed.get_world_size() == 2\n"
+    (tmp_path / "program.py").write_text(text + "torch.distributed.destroy_process_group()\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_same_bits_as_gloo(name: str, tmp_path: Path) -> None:
     """Every parameter, loss, metric, checkpoint and result of a collective, on both ranks."""
@@ -130,7 +152,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_name_is_refused(name: str, tmp_path: Path) -> None:
-    """A framework with a list of backends ends with its own error, as docs/frameworks.md says."""
+    """A framework with a list of backends ends with its own error: docs/guide/frameworks.md."""
     needs(name)
     status, printed = start(name, tmp_path / "run", "cydist", "--by-name")
     assert status != 0

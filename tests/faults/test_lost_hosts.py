@@ -76,9 +76,9 @@ class Job:
         """Each of the ranks names the host, once, with all its ranks, in the promised time. Returns
         how their calls ended."""
         assert_lost(ends := self.ends(ranks), host, lost)
-        # This time is asserted because it is the claim: docs/operations.md promises the verdict
-        # within CYDIST_PEER_TIMEOUT. At the default it is due 2 s before that, which a busy machine
-        # does not use up; below it there is less room, and what counts is who is named.
+        # This time is asserted because it is the claim: docs/guide/failures.md promises the
+        # verdict within CYDIST_PEER_TIMEOUT. At the default it is due 2 s before that, which a busy
+        # machine does not use up; below it there is less room, and what counts is who is named.
         if self._timeout >= DEFAULT:
             late = [end["at"] - self._since for end in ends]
             assert max(late) <= self._timeout, late

@@ -1,4 +1,4 @@
-"""What calls take beyond the arrays that they are given: as docs/operations.md says."""
+"""What calls take beyond the arrays that they are given: as docs/guide/arrays.md says."""
 
 from __future__ import annotations
 

@@ -175,8 +175,8 @@ def test_the_former_names_work() -> None:
 
 
 def test_the_page_shows_it(tmp_path: Path) -> None:
-    """docs/testing.md's test passes where cydist is installed, and needs nothing else."""
-    page = (ROOT / "docs/testing.md").read_text()
+    """docs/guide/testing.md's test passes where cydist is installed, and needs nothing else."""
+    page = (ROOT / "docs/guide/testing.md").read_text()
     program = re.search(r"`(test_\w+\.py)`:\n\n```python\n(.*?)```", page, re.S)
     assert program is not None
     (tmp_path / program[1]).write_text(program[2])

@@ -1,6 +1,6 @@
 """torch.distributed (gloo) and cydist give the same, on tensors and on numpy's arrays.
 
-Calls that differ on purpose have a row in docs/from_torch.md, which the tests read.
+Calls that differ on purpose have a row in docs/guide/from_torch.md, which the tests read.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def missing() -> list[str]:
 def test_names_that_cydist_lacks_have_a_reason() -> None:
     """Each stands in the table of what is left out, by its full name or that of its class's other
     numbers."""
-    page = (ROOT / "docs/from_torch.md").read_text()
+    page = (ROOT / "docs/guide/from_torch.md").read_text()
     table = page.partition("## What is left out")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.*?) \| .+ \|$", table, re.M)
     named = {name for row in rows for name in re.findall(r"`(.*?)`", row)}
@@ -171,7 +171,7 @@ def test_names_that_cydist_lacks_have_a_reason() -> None:
 @cache
 def rows() -> dict[str, tuple[str, str]]:
     """The table of calls that differ: call -> what torch gives, what cydist gives."""
-    page = (ROOT / "docs/from_torch.md").read_text()
+    page = (ROOT / "docs/guide/from_torch.md").read_text()
     found = re.findall(r"^\| `(dist\..*?)` \| (.*?) \| (.*?) \| .+ \|$", page, re.M)
     return {call: (theirs, ours) for call, theirs, ours in found}
 

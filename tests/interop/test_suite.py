@@ -35,9 +35,9 @@ def test_torchs_tests_pass(ranks: int) -> None:
 
 
 def test_what_is_known_to_fail_is_documented() -> None:
-    """docs/torch.md names every test that is known to fail, and no other."""
+    """docs/dev/torch.md names every test that is known to fail, and no other."""
     text = SUITE.read_text()
     known = re.findall(r'^    "(test_\w+)": ', text, re.M)
-    page = (ROOT / "docs/torch.md").read_text()
+    page = (ROOT / "docs/dev/torch.md").read_text()
     assert known
     assert sorted(known) == sorted(set(re.findall(r"`(test_\w+)`", page)))

@@ -39,7 +39,7 @@ GATES = {
     'require_backend_is_available({"gloo"})': 'require_backend_is_available({"gloo", OPENED})',
 }
 
-# What is known to fail, and why; docs/torch.md lists it.
+# What is known to fail, and why; docs/dev/torch.md lists it.
 GLOO_ONLY = "torch.distributed.monitored_barrier refuses every backend but gloo"
 KNOWN = {
     "test_monitored_barrier_gloo": GLOO_ONLY,

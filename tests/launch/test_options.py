@@ -273,11 +273,23 @@ def run_launcher(*arguments: str) -> subprocess.CompletedProcess[str]:
         "up to N times (default: 0)",
         "local rank: 0:3,1:2 (default: 0)",
         "workers (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
-        "from the polite signal to SIGKILL; default: 5",
+        "seconds between SIGTERM and SIGKILL (default: 5)",
         "Only processes that know the job's secret join it.",
         "CYDIST_SECRET_FILE",
+        "The exit code is that of the rank that failed first",
     ],
-    ids=["usage", "example", "size", "restarts", "streams", "signals", "grace", "secret", "file"],
+    ids=[
+        "usage",
+        "example",
+        "size",
+        "restarts",
+        "streams",
+        "signals",
+        "grace",
+        "secret",
+        "file",
+        "code",
+    ],
 )
 def test_help(words: str) -> None:
     """--help shows the usage, an example, the defaults and what to do about the secret."""

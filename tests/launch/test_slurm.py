@@ -1,4 +1,4 @@
-"""The batch scripts of docs/slurm.md, run by a real Slurm on two hosts."""
+"""The batch scripts of docs/guide/slurm.md, run by a real Slurm on two hosts."""
 
 from __future__ import annotations
 

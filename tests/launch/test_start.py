@@ -45,7 +45,7 @@ BY_JOB = {  # differ from job to job, and with the place of the store
 
 
 def test_ranks_find_torchruns_variables(launcher: Launcher) -> None:
-    """With torchrun's values, except two, for which docs/launching.md gives the reason."""
+    """With torchrun's values, except two, for which docs/guide/launching.md gives the reason."""
     pytest.importorskip("torch.distributed.run")
     script = launcher.script(
         "with open(f'{sys.argv[1]}-{rank}', 'w') as file: json.dump(dict(os.environ), file)"

@@ -1,4 +1,4 @@
-"""Every test is in a lane, and docs/contributing.md has a row for every lane."""
+"""Every test is in a lane, and docs/dev/contributing.md has a row for every lane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def heavy_lanes() -> list[str]:
 
 def test_every_lane_is_in_the_table() -> None:
     """Each script that runs tests, and each heavy lane."""
-    page = (ROOT / "docs/contributing.md").read_text()
+    page = (ROOT / "docs/dev/contributing.md").read_text()
     scripts = [f"scripts/{path.name}" for path in (ROOT / "scripts").glob("test*")]
     lanes = [f"scripts/test-heavy {lane}" for lane in heavy_lanes()]
     rows = re.findall(r"^\| `(scripts/test[^`]*)` \|", page, re.M)

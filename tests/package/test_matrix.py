@@ -1,4 +1,4 @@
-"""docs/coverage.md: which calls are tested on which backend and device."""
+"""docs/dev/coverage.md: which calls are tested on which backend and device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")  # some of the tests that are counted need it
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/coverage.md"
+PAGE = ROOT / "docs/dev/coverage.md"
 
 
 def test_the_page_is_current() -> None:
@@ -22,7 +22,7 @@ def test_the_page_is_current() -> None:
         env={**os.environ, "PYTEST_ADDOPTS": "", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    assert made.stdout == PAGE.read_text(), "run scripts/matrix > docs/coverage.md"
+    assert made.stdout == PAGE.read_text(), "run scripts/matrix > docs/dev/coverage.md"
 
 
 def test_every_call_has_contract_tests() -> None:

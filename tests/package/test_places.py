@@ -1,4 +1,4 @@
-"""What stands in several places: docs/contributing.md lists them, and each has what it must."""
+"""What stands in several places: docs/dev/contributing.md lists them, and each has what it must."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cydist.testing import oracle
 from cydist.tuning import table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "docs/contributing.md"
+PAGE = "docs/dev/contributing.md"
 
 
 def text(path: str) -> str:
@@ -127,9 +127,9 @@ def is_chosen(collective: str) -> bool:
 
 
 def rows(algorithm: str) -> set[str]:
-    """The collectives for which docs/algorithms.md has a row of this algorithm."""
+    """The collectives for which docs/dev/algorithms.md has a row of this algorithm."""
     row = rf"^\| `(\w+)` \| `{algorithm}` \|"
-    return set(re.findall(row, text("docs/algorithms.md"), re.M))
+    return set(re.findall(row, text("docs/dev/algorithms.md"), re.M))
 
 
 KERNELS, KERNELS_PXD = "src/kernels/kernels.h", "cydist/_native/kernels.pxd"
@@ -139,7 +139,7 @@ MPI, NCCL = "cydist/backends/mpi/datatypes.py", "cydist/backends/nccl/reductions
 # What a backend calls each collective.
 RUN = {name: f"run_{name.removeprefix('ex')}" for name in COLLECTIVE_NAMES}
 TORCH, TORCH_OPS = "cydist/backends/torch/group.py", "cydist/interop/torch/options.py"
-MPI4PY = "docs/mpi4py.md"
+MPI4PY = "docs/guide/mpi4py.md"
 SINGLE = {
     "all_gather": "all_gather_into_tensor",
     "reduce_scatter": "reduce_scatter_tensor",
@@ -189,8 +189,8 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("operation", INPUTS): lambda name: (
         name in (*kernel_inputs.ARITHMETIC, *kernel_inputs.ORDER, *kernel_inputs.BITS)
     ),
-    ("operation", "docs/torch.md"): lambda name: has(
-        "docs/torch.md", rf"^- Reductions: .*\b{name}\b"
+    ("operation", "docs/guide/torch.md"): lambda name: has(
+        "docs/guide/torch.md", rf"^- Reductions: .*\b{name}\b"
     ),
     ("operation", MPI4PY): says(MPI4PY, str),
     ("collective", "cydist/_native/abi.pxd"): lambda name: (
@@ -265,8 +265,8 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
         "tests/faults/test_deaths.py", '"{}"'.format
     ),
     ("collective", MPI4PY): lambda name: has(MPI4PY, rf"dist\.({name}|{SINGLE.get(name, name)})\("),
-    ("collective", "README.md"): lambda name: has("README.md", rf"^\| done \| send, .*\b{name}\b"),
-    ("collective", "docs/algorithms.md"): lambda name: (
+    ("collective", "README.md"): lambda name: has("README.md", rf"^- \*\*Calls\*\*: .*\b{name}\b"),
+    ("collective", "docs/dev/algorithms.md"): lambda name: (
         {each for each, known in table.NEEDS if each == name} == {name}
         and all(name in rows(known) for each, known in table.NEEDS if each == name)
     ),
@@ -286,10 +286,10 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("algorithm", "tests/algorithms/test_selection.py"): lambda name: has(
         "tests/algorithms/test_selection.py", rf'"{name}":?'
     ),
-    ("algorithm", "docs/algorithms.md"): lambda name: (
+    ("algorithm", "docs/dev/algorithms.md"): lambda name: (
         rows(name) != set()
         and rows(name) == {each for each, known in table.NEEDS if known == name}
-        and has("docs/algorithms.md", rf"^\| (`\w+`, )*`{name}`(, `\w+`)* \| [^`]")
+        and has("docs/dev/algorithms.md", rf"^\| (`\w+`, )*`{name}`(, `\w+`)* \| [^`]")
     ),
     ("transport", "src/transports/"): lambda name: links(name) != set(),
     ("transport", "cydist/_native/__init__.py"): lambda name: bool(
@@ -308,8 +308,8 @@ PLACES: dict[tuple[str, str], Callable[[str], bool]] = {
     ("transport", "tests/support/transport_ranks.py"): lambda name: (
         name in RANKS and has("tests/support/transport_ranks.py", rf"return \[.*\"{RANKS[name]}\"")
     ),
-    ("transport", "docs/architecture.md"): lambda name: has(
-        "docs/architecture.md", rf"^\|.*`(?:transports/)?{name}/`"
+    ("transport", "docs/dev/architecture.md"): lambda name: has(
+        "docs/dev/architecture.md", rf"^\|.*`(?:transports/)?{name}/`"
     ),
     ("store", "cydist/stores/"): lambda name: name in stores(),
     ("store", "cydist/stores/__init__.py"): says("cydist/stores/__init__.py", '"{}"'.format),

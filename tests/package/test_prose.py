@@ -9,12 +9,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages of measurements and findings, which are not written for users.
-LAB_NOTES = {"algorithms.md", "backends.md", "bugs.md", "gpu.md", "performance.md"}
+LAB_NOTES = {"algorithms.md", "bugs.md", "lab_notes.md", "mpi.md"}
 PAGES = [
     p
-    for p in [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/*.md"))]
+    for p in [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/**/*.md"))]
     if p.name not in LAB_NOTES
 ]
+USER_PAGES = [p for p in PAGES if p.parent.name != "dev"]
+# Words of pages for users that the field does not have, or that point at nothing.
+PRIVATE = (
+    r"(?i)\b(nobody|somebody|anybody|whoever|anew|goes by|lives on|as ever|strangers?"
+    r"|farewell|goodbye|ours?|we|told)\b|\bcommit [0-9a-f]{7}"
+)
 MOST_WORDS = 25
 QUESTION = (
     r"(What\w*|Who\w*|Where\w*|Why|How\w*|Which|Is|Are|Was|Has|Have|Does|Did|Can|May|Must|Should)\b"
@@ -31,6 +37,13 @@ def test_sentences_are_short(page: Path) -> None:
     paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*\n|\n(?=[-*\d])", text)]
     found = [each for part in paragraphs for each in re.split(r"(?<=[.!?:;])\s+", part)]
     assert [each for each in found if len(each.split()) > MOST_WORDS] == []
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_field(page: Path) -> None:
+    """A page for users has no private word and no commit; cydist acts in it, not "we"."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+    assert [match[0] for match in re.finditer(PRIVATE, text)] == []
 
 
 def docstrings() -> Iterator[tuple[str, str, bool]]:

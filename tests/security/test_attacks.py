@@ -323,7 +323,7 @@ def test_the_same_attacks_win_without_the_protection(without: str, kind: str, en
 
 
 def test_elements_of_arrays_are_changed_on_the_path() -> None:
-    """Without encryption, as docs/security.md says: a rank gets another sum."""
+    """Without encryption, as docs/guide/security.md says: a rank gets another sum."""
     with another_user() as attacker:
         attack = {"on": "peer", "kind": "elements", "at": 0, "payload": 40}
         with on_the_path(attacker, attack) as job:

@@ -164,8 +164,8 @@ def test_these_are_all_keys(start: Start) -> None:
 
 
 def test_the_docs_list_all_keys() -> None:
-    """docs/security.md has a row for each."""
-    docs = (Path(__file__).parents[2] / "docs/security.md").read_text()
+    """docs/guide/security.md has a row for each."""
+    docs = (Path(__file__).parents[2] / "docs/guide/security.md").read_text()
     for key in KEYS:
         row = re.sub(r"\b\d+\b", "N", key).removeprefix("N/tcp/").removeprefix("N/")
         row = row.replace("made/tcp", "made/BACKEND")

@@ -1,4 +1,4 @@
-"""Who may join, and what is open to whom: the promises of docs/security.md, as tests."""
+"""Who may join, and what is open to whom: the promises of docs/guide/security.md, as tests."""
 
 from __future__ import annotations
 

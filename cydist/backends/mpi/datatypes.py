@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cydist._native import Array
 
 MOST = 1000  # most layouts of a process; arrays with further layouts are packed
-# Least contiguous bytes for a datatype; docs/backends.md has the measurements.
+# Least contiguous bytes for a datatype; docs/guide/backends.md has the measurements.
 LEAST_RUN = 64
 LEAST_RUN_OF = {"Open MPI": 1}
 

@@ -4,7 +4,7 @@ import torch.distributed as dist
 import cydist.interop.torch
 dist.init_process_group("cydist")
 
-An installed cydist needs no import: `import torch` finds its entry point. docs/torch.md says
+An installed cydist needs no import: `import torch` finds its entry point. docs/guide/torch.md says
 what works, and what does not.
 """
 

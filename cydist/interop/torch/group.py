@@ -4,7 +4,7 @@ torch calls these methods from Python and from C++ (DDP, functional collectives)
 ranks of the group. Each takes the arguments of torch's own: tensors and an options object, or one
 tensor and the options' fields.
 
-torch's allgather is all_gather here, and so on; docs/torch.md has the table.
+torch's allgather is all_gather here, and so on; docs/guide/torch.md has the table.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Limit = timedelta | None
 class Group(dist.ProcessGroup):
     """A torch group, from the view of one rank.
 
-    Methods without a docstring do what torch's methods of that name do; docs/torch.md lists their
-    arguments.
+    Methods without a docstring do what torch's methods of that name do;
+    docs/guide/torch.md lists their arguments.
 
     Args:
         store: torch's.

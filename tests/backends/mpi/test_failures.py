@@ -112,7 +112,7 @@ def test_a_different_broadcast_is_a_mismatch(rank, size, spare, calls, last):
     """Over MPI alone, a rank that believes to be its source: on every rank if a call comes after
     it, else on those that hear of the odd one before they destroy the group."""
     if size > 2 and calls is BROADCASTS["short-at-the-end"]:
-        return  # Open MPI's own broadcast ends the process then, see docs/backends.md
+        return  # Open MPI's own broadcast ends the process then, see docs/guide/backends.md
     if spare.windows:
         return  # a root need not hear of it there: see cydist/testing/test_mismatches.py
     group = dist.new_group()

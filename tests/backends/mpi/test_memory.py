@@ -1,4 +1,4 @@
-"""What calls take beyond their arrays on MPI: at most 16 MiB, as docs/operations.md says."""
+"""What calls take beyond their arrays on MPI: at most 16 MiB, as docs/guide/arrays.md says."""
 
 import gc
 

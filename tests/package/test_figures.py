@@ -1,0 +1,98 @@
+"""Figures of the documentation come from their scripts, and from the measurements in the pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FIGURES = Path(__file__).resolve().parents[2] / "docs/figures"
+MEASUREMENTS = sorted((FIGURES / "measurements").glob("*.json"))
+PAGE = (FIGURES.parent / "guide/performance.md").read_text()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The functions that draw, by the name of the figure."""
+    monkeypatch.syspath_prepend(FIGURES)
+    made = ("drawing", "diagrams", "plots")
+    found: dict[str, Any] = runpy.run_path(str(FIGURES / "make.py"))["FIGURES"]
+    for each in made:
+        monkeypatch.delitem(sys.modules, each)
+    return found
+
+
+def test_the_figures_are_current(drawn: dict[str, Any]) -> None:
+    """Every drawing is what `python docs/figures/make.py` writes, and there is no other."""
+    assert {each.stem for each in FIGURES.glob("*.svg")} == set(drawn)
+    old = [
+        name
+        for name, draw in drawn.items()
+        if draw().written() != (FIGURES / f"{name}.svg").read_text()
+    ]
+    assert old == [], "run python docs/figures/make.py"
+
+
+def test_every_figure_is_shown(drawn: dict[str, Any]) -> None:
+    """And has a description, for readers who do not see it."""
+    pages = [*FIGURES.parent.rglob("*.md"), FIGURES.parents[1] / "README.md"]
+    shown = re.findall(
+        r"!\[[^\]]{10,}\]\([./\w]*figures/(\w+)\.svg\)", "".join(p.read_text() for p in pages)
+    )
+    assert set(shown) == set(drawn)
+
+
+@pytest.mark.parametrize("file", MEASUREMENTS, ids=lambda file: file.stem)
+def test_measurements_say_where_they_come_from(file: Path) -> None:
+    """Each file has the command, the commit and the machine."""
+    data = json.loads(file.read_text())
+    data = data.get("header", data)  # the benchmark has these there
+    assert all(data[key] for key in ("command", "machine"))
+    assert re.fullmatch("[0-9a-f]{7,40}", data["commit"])
+
+
+@pytest.mark.parametrize("name", ["two_ranks", "four_ranks"])
+def test_tables_have_the_measurements(name: str) -> None:
+    """performance.md's tables have the times, and in brackets the ratios, of the plots."""
+    data = json.loads((FIGURES / f"measurements/{name}.json").read_text())
+    units = {"µs": 1, "ms": 1000}
+    for op, times in data["times"].items():
+        rows = [
+            re.findall(r"([\d.]+) (µs|ms) \(([\d.]+)\)", line)
+            for line in re.findall(rf"^\| {op} \|(.*)$", PAGE, re.M)
+        ]
+        ratios = [[float(ratio) for _, _, ratio in row] for row in rows]
+        assert data["ratios"][op] in ratios
+        shown = rows[ratios.index(data["ratios"][op])]
+        found = [float(value) * units[unit] for value, unit, _ in shown]
+        assert found == pytest.approx(times, rel=0.005)
+
+
+def test_plots_take_what_the_benchmark_saves(drawn: dict[str, Any]) -> None:
+    """Each library has its bar and its line, with the median of each cell."""
+    medians = {"cydist": 0.3, "gloo": 90.0, "openmpi": 1.25, "mpich": 1.5}
+    cells = [
+        {
+            "op": op,
+            "bytes": nbytes,
+            "participants": {
+                name: {"median": value * nbytes / 8e6} for name, value in medians.items()
+            },
+        }
+        for op in ("all_reduce", "barrier")
+        for nbytes in ((8, 1024) if op == "all_reduce" else (0,))
+    ]
+    data = {"header": {"machine": "a machine", "commit": "0123456"}, "cells": cells}
+    plots = runpy.run_path(str(FIGURES / "plots.py"))
+    bars = plots["latency"](data, "two ranks").written()
+    lines = plots["times"](data, "two ranks").written()
+    assert [each for each in ("0.30 µs", "1.25 µs", "1.50 µs") if f">{each}<" not in bars] == []
+    assert ">90.00 µs, bar cut<" in bars
+    assert ">0.24 of the fastest<" in bars
+    assert lines.count("<polyline") == 4
+    assert "barrier" not in bars
