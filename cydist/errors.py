@@ -37,6 +37,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from cydist import config
+from cydist.titles import group_title
 
 if TYPE_CHECKING:
     from cydist._native import CallError
@@ -163,13 +164,16 @@ class ForkedError(DistBackendError):
     code = "forked"
 
 
-def check_process(pid: int, op: str, group: str | None = None) -> None:
-    """Raise ForkedError unless this is process `pid`, which made the group of a call."""
+def check_process(pid: int, op: str, group: str | None = None, title: str = "this call") -> None:
+    """Raise ForkedError unless this is process `pid`, which made the group of a call.
+
+    Args:
+        title: What the message calls the group.
+    """
     if os.getpid() != pid:
         raise ForkedError(
-            f"{op}: {'this call' if group is None else f'group {group!r}'} belongs to process "
-            f"{pid}, which forked this one: its connections stay there. Start workers by spawn, "
-            "or let them compute and the parent communicate",
+            f"{op}: {title} belongs to process {pid}, which forked this one: its connections stay "
+            "there. Start workers by spawn, or let them compute and the parent communicate",
             op=op,
             group=group,
         )
@@ -268,32 +272,34 @@ def from_call_error(
     why: str = "",
     host: str = "",
     beside: Sequence[int] = (),
+    title: str = "",
 ) -> DistError:
     """Return the exception for a failure that the engine reported.
 
     Args:
+        group: Its name.
         ranks: Global rank of each group rank; the message names both.
         waited: Seconds of the call's timeout.
         why: Why the peer is lost or late, if the backend knows.
         host: The name of the peer's host, if it is known.
         beside: Group ranks that were lost with their whole host, the peer among them.
+        title: What the message calls the group, if that is not its name.
     """
     if failure.call is not None and failure.call[1] != seq:
         op, seq = failure.call
     lost = why or "it died, left, or was cut off"
     who = host_text(beside, ranks, host) if beside else rank_text(failure.peer, ranks, host)
-    where = f"{op}{'' if seq is None else f' #{seq}'} on group {group!r}"
-    step = f", step {failure.step}" if failure.step >= 0 else ""
+    where = f"{op}{'' if seq is None else f' #{seq}'} on {title or group_title(group)}"
     text = {
-        "timeout": "timeout"
+        "timeout": "timed out"
         + (f" after {waited:.3g} s" if waited is not None else "")
-        + f": {failure.awaited or f'nothing from {who}'}{step}"
+        + (f": {failure.awaited}" if failure.awaited else f" waiting for {who}")
         + (f" ({why})" if why else ""),
-        "peer_lost": f"{who} was lost{step}: {lost}",
+        "peer_lost": f"{who} was lost: {lost}",
         "no_memory": "this rank has no memory for the temporaries of this call, or for a message "
         "that came before it" + (f" ({why})" if why else ""),
-        "mismatch": f"the ranks are in different calls. Here: {failure.ours}. "
-        f"{who[0].upper() + who[1:]}: {failure.theirs}",
+        "mismatch": f"{disagreement([failure.ours, failure.theirs])}. "
+        f"This rank: {failure.ours}. {who[0].upper() + who[1:]}: {failure.theirs}",
         "aborted": f"the group failed in {failure.ours}"
         if failure.ours
         else "the group was aborted",
@@ -309,10 +315,10 @@ def from_call_error(
         text |= {
             "timeout": f"{teller} gave up waiting"
             + (f" for {who}" if failure.peer >= 0 else "")
-            + f" in {failure.ours}{step}",
+            + f" in {failure.ours}",
             "peer_lost": f"{who} was lost, says {teller}: {lost}",
             "no_memory": f"{teller} had no memory for {failure.ours}",
-            "mismatch": "the ranks are in different calls. "
+            "mismatch": f"{disagreement([failure.ours, failure.theirs])}. "
             + (
                 f"{teller[0].upper() + teller[1:]}: {failure.ours}. "
                 f"{who[0].upper() + who[1:]}: {failure.theirs}"
@@ -333,6 +339,41 @@ def from_call_error(
         group=group,
         ranks=tuple(ranks[rank] for rank in about),
     )
+
+
+# The first words of a field of a call, and what it is.
+_FIELDS = {
+    "op": "the operation", "root": "the root", "algorithm": "the algorithm", "tag": "the tag",
+    "sizes": "the sizes of blocks", "all": "the sizes of blocks", "blocks": "the sizes of blocks",
+}  # fmt: skip
+
+
+def disagreement(calls: Sequence[str]) -> str:
+    """Return in what calls differ of which each text has the call and the fields that differ.
+
+    >>> disagreement(["reduce #1 of 4 elements, root 0", "reduce #1 of 3 elements, root 1"])
+    'the ranks disagree about the number of elements and the root'
+    >>> disagreement(["reduce #1, root 0", "barrier #1"])
+    'the ranks are in different calls'
+    """
+    split = [call.split(", ") for call in calls]
+    if len({fields[0].partition(" of ")[0] for fields in split}) > 1:
+        return "the ranks are in different calls"
+    sizes = [fields[0].partition(" of ")[2].split() for fields in split]
+    found = []
+    counts = {size[0] for size in sizes if size and size[0].isdigit()}
+    if len(counts) > 1:
+        found.append("the number of elements")
+    if len({size[-1] for size in sizes if size} - {"element", "elements"}) > 1:
+        found.append("the dtype")
+    rest = {field for fields in split for field in fields[1:]}
+    for field in sorted(rest):
+        if not all(field in fields for fields in split):
+            what = _FIELDS.get(field.partition(" ")[0], "their arguments")
+            if what not in found:
+                found.append(what)
+    about = " and ".join(found) or "their arguments"
+    return f"the ranks disagree about {about}"
 
 
 P = ParamSpec("P")

@@ -240,7 +240,7 @@ class Work:
         """
         self.wait()
         if self._source is None:
-            raise ValueError("source_rank is known of receives only")
+            raise ValueError("Work.source_rank: only receives have a source")
         return self._source
 
     def get_future(self) -> CallFuture:

@@ -106,6 +106,15 @@ def check_length(objs: Any, count: int | None, call: str, name: str) -> None:
         raise ValueError(f"{call}: {name} has {len(objs)} entries, expected {count}")
 
 
+def check_given(objs: Any, group: ProcessGroup, call: str, name: str, root: str) -> None:
+    """Check that the root passes its list."""
+    if objs is None:
+        raise TypeError(
+            f"{call}: rank {group.ranks[group.rank()]} is {root} and must pass {name}, a list of "
+            f"{group.size()} arrays, not None"
+        )
+
+
 def check_absent(objs: Any, call: str, name: str, root: str) -> None:
     """Check that this rank does not pass a list that only the root passes.
 
@@ -294,7 +303,7 @@ def root_rank(
     chosen = _integer(name, f"group_{what}", group_rank)
     if not 0 <= chosen < group.size():
         raise ValueError(
-            f"{name}: group_{what}={group_rank} is not a rank of group {group.group_name!r}, "
+            f"{name}: group_{what}={group_rank} is not a rank of {group.title}, "
             f"which has {group.size()}"
         )
     return chosen
@@ -307,6 +316,25 @@ def _integer(name: str, what: str, rank: Any) -> int:
         raise TypeError(f"{name}: {what} must be a rank, an integer, not {rank!r}") from None
 
 
+def _dtype_text(array: Array) -> str:
+    """Return the name of the dtype, which is numpy's where cydist has only numpy's code for it."""
+    name = array.dtype_name
+    return elements_dtype(array).name if name[:1] in "<>|=" else name
+
+
+_KINDS = {"bool": "bool", "int32": "integers", "float32": "floats", "complex64": "complex numbers"}
+
+
+def _kinds_for(kind: RedOpType) -> str:
+    """Return the kinds of dtypes that a reduction is defined for, in words."""
+    kinds = [
+        words for name, words in _KINDS.items() if _native.supports(kind, _native.DTYPES[name])
+    ]
+    if not kinds:
+        return "pairs of a value and an index"
+    return f"{', '.join(kinds)} of up to {128 if kinds[-1].startswith('complex') else 64} bits"
+
+
 def check_op(name: str, op: Op, array: Array) -> None:
     """Raise TypeError if the reduction is not defined for the dtype, ValueError for an invalid
     factor."""
@@ -316,9 +344,15 @@ def check_op(name: str, op: Op, array: Array) -> None:
         if refusal := op.refusal(elements_dtype(array)):
             raise TypeError(f"{name}: {refusal}")
         return
-    kind, factor = op_and_factor(op)
+    try:
+        kind, factor = op_and_factor(op)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
     if not _native.supports(kind, array.dtype):
-        raise TypeError(f"{name}: {kind.name} of {array.dtype_name} is not defined")
+        raise TypeError(
+            f"{name}: {kind.name} of {_dtype_text(array)} is not defined: it takes "
+            f"{_kinds_for(kind)}"
+        )
     if factor is None:
         return
     if refusal := _native.why_not(int(kind), array.dtype, factor):

@@ -161,9 +161,7 @@ def _coalescing_manager(
         yield manager
         return
     if chosen.collected is not None:
-        raise ValueError(
-            f"_coalescing_manager: group {chosen.group_name!r} is in such a block already"
-        )
+        raise ValueError(f"_coalescing_manager: {chosen.title} is in such a block already")
     chosen.collected = manager
     observe_calls(1)
     try:

@@ -188,7 +188,7 @@ class DeviceMesh:
             expected = made._ranks_along(dim)
             if expected is not None and list(each.ranks) != expected:
                 raise ValueError(
-                    f"from_group: group {each.group_name!r} has ranks {list(each.ranks)}, and the "
+                    f"from_group: {each.title} has ranks {list(each.ranks)}, and the "
                     f"mesh has {expected} along dimension {dim}"
                 )
         return made

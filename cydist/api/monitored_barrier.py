@@ -89,7 +89,7 @@ def _missed(group: ProcessGroup, missing: Sequence[int], limit_ms: float, severa
     who = "Ranks " if several else "Rank "
     return (
         f"[Rank 0]: {who}{', '.join(map(str, missing))} failed to pass monitoredBarrier in "
-        f"{limit_ms:.0f} ms (group {group.group_name!r})"
+        f"{limit_ms:.0f} ms ({group.title})"
     )
 
 

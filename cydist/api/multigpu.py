@@ -46,7 +46,7 @@ class MultiGpuCall:
         counts = [len(places) for places in told]
         if len(set(counts)) > 1:
             raise MismatchError(
-                f"{name} on group {group.group_name!r}: the ranks' lists have {counts} entries, "
+                f"{name} on {group.title}: the ranks' lists have {counts} entries, "
                 "by rank, and must have as many each; the group goes on",
                 op=name, group=group.group_name, ranks=group.ranks,
             )  # fmt: skip

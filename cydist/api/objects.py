@@ -40,6 +40,7 @@ from cydist.api.process_groups import (
 from cydist.errors import DistBackendError
 from cydist.executor import Serial
 from cydist.groups.process_group import ProcessGroup
+from cydist.titles import group_title
 from cydist.waiting import seconds
 from cydist.work import Work
 
@@ -164,7 +165,7 @@ def _companion(group: ProcessGroup) -> tuple[ProcessGroup, Serial]:
         made = group.subgroup(range(group.size()), name, limit)
         if made is None:
             world = current_world()
-            store = world.store.part(name, group.ranks, f"making group {name!r}", limit)
+            store = world.store.part(name, group.ranks, f"making {group_title(name)}", limit)
             with store.report_error(world.rank):
                 made = world.make_one(store, group.ranks, name, group.backend, limit, None)
         group.companion = made, Serial()

@@ -23,7 +23,8 @@ from cydist.api import torch_hints
 from cydist.errors import DistBackendError, GroupFailedError, warn_user
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
-from cydist.groups.world import DEFAULT_GROUP, World, typed_errors
+from cydist.groups.world import World, typed_errors
+from cydist.titles import DEFAULT_GROUP
 from cydist.waiting import DEFAULT_TIMEOUT, seconds
 
 if TYPE_CHECKING:
@@ -229,7 +230,10 @@ def init_process_group(
     from cydist.tuning import file as tuning_file
 
     if _current_world() is not None:
-        raise ValueError("trying to initialize the default process group twice!")
+        raise ValueError(
+            "trying to initialize the default process group twice! Call destroy_process_group() "
+            "first"
+        )
     limit = seconds(DEFAULT_TIMEOUT if timeout is None else timeout, "init_process_group")
     assert limit is not None
     spec = registry.canonical(handlers.default_backend() if backend is None else backend)
@@ -331,7 +335,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         >>> pair = dist.new_group([0, 1])
         >>> dist.destroy_process_group(pair)
     """
-    check_group(group)
+    check_group(group, "destroy_process_group")
     if isinstance(group, NonMember):
         return
     world = current_world()
@@ -345,14 +349,14 @@ def destroy_process_group(group: AnyGroup = None) -> None:
         leaving.callback(world.end)
 
 
-def resolve_group(group: AnyGroup) -> ProcessGroup | None:
+def resolve_group(group: AnyGroup, name: str = "") -> ProcessGroup | None:
     """Return the group of a call (None means the default group), or None if this rank is not in it.
-    Raises TypeError if `group` is not a group."""
+    Raises TypeError, which names the call, if `group` is not a group."""
     if group is None:
         return current_world().groups[DEFAULT_GROUP]
     if isinstance(group, ProcessGroup):
         return group
-    check_group(group)
+    check_group(group, name)
     return None
 
 
@@ -410,10 +414,13 @@ def new_group(
         ) from None
     if sort_ranks:
         members = tuple(sorted(members))
-    if len(set(members)) != len(members) or not all(0 <= r < world.size for r in members):
-        raise ValueError(
-            f"new_group: ranks {list(members)} must be different numbers from 0 to {world.size - 1}"
-        )
+    for place, member in enumerate(members):
+        if not 0 <= member < world.size:
+            raise ValueError(
+                f"new_group: {member} is not a global rank: the job has ranks 0 to {world.size - 1}"
+            )
+        if member in members[:place]:
+            raise ValueError(f"new_group: rank {member} is listed twice")
     if not members:
         raise ValueError("new_group: a group needs at least one rank")
     spec = registry.canonical(world.spec if backend is None else backend)
@@ -499,12 +506,10 @@ def shrink_group(
         )
     excluded = () if ranks_to_exclude is None else _excluded_ranks(ranks_to_exclude, chosen)
     if chosen.size() < 2:
-        raise ValueError(
-            f"shrink_group: group {chosen.group_name!r} has one rank, and at least one must remain"
-        )
+        raise ValueError(f"shrink_group: {chosen.title} has one rank, and at least one must remain")
     if chosen.rank() in excluded:
         raise DistBackendError(
-            f"shrink_group: this rank ({chosen.rank()} of group {chosen.group_name!r}) is in "
+            f"shrink_group: this rank ({chosen.rank()} of {chosen.title}) is in "
             "ranks_to_exclude: only those call it that go on",
             op="shrink_group", group=chosen.group_name,
             ranks=(chosen.ranks[chosen.rank()],),
@@ -530,12 +535,12 @@ def _excluded_ranks(ranks: Iterable[int], group: ProcessGroup) -> tuple[int, ...
         ) from None
     if not excluded:
         raise ValueError(
-            "shrink_group: ranks_to_exclude is empty: None excludes those that are dead"
+            "shrink_group: ranks_to_exclude is empty: pass None to exclude only ranks that are dead"
         )
     for rank in excluded:
         if not 0 <= rank < group.size():
             raise ValueError(
-                f"shrink_group: ranks_to_exclude has {rank}, and group {group.group_name!r} has "
+                f"shrink_group: ranks_to_exclude has {rank}, and {group.title} has "
                 f"ranks 0 to {group.size() - 1}"
             )
     if len(set(excluded)) != len(excluded):
@@ -676,9 +681,7 @@ def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     """
     found = _members_only(group, "get_global_rank")
     if not 0 <= group_rank < found.size():
-        raise ValueError(
-            f"group {found.group_name!r} has ranks 0 to {found.size() - 1}, not {group_rank}"
-        )
+        raise ValueError(f"{found.title} has ranks 0 to {found.size() - 1}, not {group_rank}")
     return found.ranks[group_rank]
 
 
@@ -738,22 +741,27 @@ def abort(group: AnyGroup = None) -> None:
     chosen.abort()
 
 
-def check_group(group: Any) -> None:
-    """Raise TypeError if this is not a group, but a rank or a list in its place."""
+def check_group(group: Any, name: str = "") -> None:
+    """Raise TypeError if this is not a group, but a rank or a list in its place.
+
+    Args:
+        name: The call, for messages; "": it needs none.
+    """
+    call = f"{name}: " if name else ""
     if not (group is None or isinstance(group, ProcessGroup | NonMember)):
         if isinstance(getattr(group, "host", None), ProcessGroup):
             raise TypeError(
-                "group is torch's, not cydist's: pass its attribute `host`, the cydist group that "
-                f"it communicates through, in place of {group!r}"
+                f"{call}group is torch's, not cydist's: pass its attribute `host`, the cydist "
+                f"group that it communicates through, in place of {group!r}"
             )
-        raise TypeError(f"group must come from cydist's new_group, not {group!r}")
+        raise TypeError(f"{call}group must come from cydist's new_group, not {group!r}")
 
 
 def usable_group(group: AnyGroup, name: str) -> ProcessGroup | None:
     """Return the group for a call, or None if this rank is not in it (warns once)."""
     if group is None and _default_group is not None:
         return _default_group
-    found = resolve_group(group)
+    found = resolve_group(group, name)
     if found is None and isinstance(group, NonMember):
         group.warn(name)
     return found

@@ -187,8 +187,7 @@ def split_group(
         )
     if wrong := [rank for rank in members if not 0 <= rank < parent.size()]:
         raise ValueError(
-            f"split_group: group {parent.group_name!r} has ranks 0 to {parent.size() - 1}, not "
-            f"{wrong[0]}"
+            f"split_group: {parent.title} has ranks 0 to {parent.size() - 1}, not {wrong[0]}"
         )
     if backend is not None:
         _check_same_backend(parent, backend)

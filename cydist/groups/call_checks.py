@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import _native, config
 from cydist._native import CallRecord
-from cydist.errors import DistError, MismatchError, NonFiniteError, counted, listed
+from cydist.errors import DistError, MismatchError, NonFiniteError, counted, disagreement, listed
 from cydist.groups.consistency import Fields, describe_differences
 from cydist.groups.nonfinite import first_nonfinite
 from cydist.reduce_ops import Op, op_name
@@ -92,7 +92,7 @@ class CallChecks:
         for rank, each in enumerate(calls):
             if each["bad"] is not None:
                 raise NonFiniteError(
-                    f"{call.name} #{number} on group {group.group_name!r}: rank "
+                    f"{call.name} #{number} on {group.title}: rank "
                     f"{group.ranks[rank]}'s {each['bad']}, in its call at {each['at']}; no lower "
                     "rank has one. Nothing was sent, and the group goes on (CYDIST_CHECK_NAN=1)",
                     op=call.name, seq=number, group=group.group_name, ranks=(group.ranks[rank],),
@@ -104,7 +104,7 @@ class CallChecks:
         bad = _search(call.outputs, "output")
         if bad is not None:
             raise NonFiniteError(
-                f"{call.name} on group {group.group_name!r}: rank {group.ranks[group.rank()]}'s "
+                f"{call.name} on {group.title}: rank {group.ranks[group.rank()]}'s "
                 f"{bad}. All inputs were finite, so the call made it, for example by an overflow "
                 "of a sum. The group goes on (CYDIST_CHECK_NAN=1)",
                 op=call.name, group=group.group_name, ranks=(group.ranks[group.rank()],),
@@ -117,7 +117,7 @@ class CallChecks:
         if bad is None:
             return
         error = NonFiniteError(
-            f"{name} on group {group.group_name!r}: rank {group.ranks[group.rank()]}'s {bad}; it "
+            f"{name} on {group.title}: rank {group.ranks[group.rank()]}'s {bad}; it "
             f"was for rank {group.ranks[peer]} and was not sent, so the group has failed "
             "(CYDIST_CHECK_NAN=1)",
             op=name, group=group.group_name, ranks=(group.ranks[group.rank()],),
@@ -227,7 +227,6 @@ def _compare(
 ) -> None:
     """Raise MismatchError if these calls do not belong together."""
     fields = [_fields(group, each, number) for each in calls]
-    why = "the ranks are in different calls"
     if all(_key(each) == _key(calls[0]) for each in calls):
         mismatch = _size_mismatch(group, call.name, calls)
         if mismatch is None:
@@ -235,6 +234,7 @@ def _compare(
         why, texts = mismatch, [describe_differences([each])[0] for each in fields]
     else:
         texts = describe_differences(fields)
+        why = disagreement(texts)
     alike: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         alike.setdefault(text, []).append(group.ranks[rank])
@@ -244,7 +244,7 @@ def _compare(
     )
     others = [group.ranks[rank] for rank, text in enumerate(texts) if text != texts[group.rank()]]
     raise MismatchError(
-        f"{call.name} #{number} on group {group.group_name!r}: {why}. {told}. Nothing was sent, "
+        f"{call.name} #{number} on {group.title}: {why}. {told}. Nothing was sent, "
         f"and the group goes on ({config.DEBUG.names[0]}=DETAIL)",
         op=call.name, seq=number, group=group.group_name, ranks=tuple(others),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.errors import MismatchError
+from cydist.errors import MismatchError, disagreement
 from cydist.reduce_ops import Op, op_name
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ def check_consistency(
         rank, theirs = known[1]
         here, there = describe_difference(text, theirs.decode("utf-8", "replace"))
         raise MismatchError(
-            f"{call.name} #{call.seq} on group {group.group_name!r}: the ranks are in different "
-            f"calls. Here: {here}. Rank {group.ranks[rank]}: {there}",
+            f"{call.name} #{call.seq} on {group.title}: "
+            f"{disagreement([here, there])}. This rank: {here}. "
+            f"Rank {group.ranks[rank]}: {there}",
             op=call.name,
             seq=call.seq,
             group=group.group_name,

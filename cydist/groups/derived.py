@@ -293,7 +293,7 @@ class UserOpReducer:
         sizes: Sequence[int] = (),
     ) -> None:  # fmt: skip
         here = self._group.ranks[self._group.rank()]
-        self._where = f"{call.name} #{call.seq} on group {self._group.group_name!r}, rank {here}"
+        self._where = f"{call.name} #{call.seq} on {self._group.title}, rank {here}"
         self._group.announce_call(CallRecord(name, call.seq, call.deadline))
         known = [self._count] if self._count else sizes
         check_consistency(self._group, call, name, array, op=self._op, root=root, sizes=known)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist.reduce_ops import ReduceOp, own_op
+from cydist.titles import group_title
 from cydist.waiting import duration
 from cydist.work import EventWork, Work
 
@@ -94,6 +95,7 @@ class GroupCalls:
 
     if TYPE_CHECKING:
         group_name: str
+        group_desc: str
         timeout: float
 
         def destroy(self) -> None: ...
@@ -537,6 +539,15 @@ class GroupCalls:
         )
         return made
 
+    @property
+    def title(self) -> str:
+        """Return what messages call the group: the default group, or its description or name.
+
+        Returns:
+            Such as "the default group" and "group '2'".
+        """
+        return group_title(self.group_name, self.group_desc)
+
     def get_group_store(self) -> Store:
         """Return the part of the job's store that belongs to this group's members.
 
@@ -551,5 +562,5 @@ class GroupCalls:
         from cydist.stores import PrefixStore  # imported with the job's store
 
         if self.job_store is None:
-            raise ValueError(f"group {self.group_name!r} belongs to no job, and has no store")
+            raise ValueError(f"{self.title} belongs to no job, and has no store")
         return PrefixStore(f"program/{self.group_name}", self.job_store)

@@ -256,7 +256,7 @@ class ProcessGroup(GroupCalls):
 
     def abort(self) -> None:
         """End every call under way with an error, now. The group has failed then."""
-        self.fail(GroupFailedError(f"group {self.group_name!r} was aborted", group=self.group_name))
+        self.fail(GroupFailedError(f"{self.title} was aborted", group=self.group_name))
 
     # Groups by kind of memory. Calls on plain arrays take the fast path: on GPUs that of
     # `fast_streams` if there is one, in CPU memory that of `native`, the compiled half of a
@@ -376,7 +376,7 @@ class ProcessGroup(GroupCalls):
             return self._serial.start(name, run, result)
         if not self._serial.run(name, run, call.deadline, partial(self._give_up, name)):
             raise DistTimeoutError(
-                f"{name} on group {self.group_name!r}: timeout: calls that were issued before it "
+                f"{name} on {self.title}: timeout: calls that were issued before it "
                 "are still under way",
                 op=name,
                 group=self.group_name,
@@ -450,7 +450,7 @@ class ProcessGroup(GroupCalls):
         Raises:
             ForkedError: This process is a forked child of the rank.
         """
-        check_process(self.group_state.pid, name, self.group_name)
+        check_process(self.group_state.pid, name, self.group_name, self.title)
 
     def doing(self) -> str:
         """Return the call of the group that this rank is in, for messages.
@@ -493,11 +493,11 @@ class ProcessGroup(GroupCalls):
         self.check_process(name)
         if state.destroyed:
             raise GroupDestroyedError(
-                f"{name}: group {self.group_name!r} was destroyed", op=name, group=self.group_name
+                f"{name}: {self.title} was destroyed", op=name, group=self.group_name
             )
         if (failed := state.error) is not None:
             raise GroupFailedError(
-                f"{name}: group {self.group_name!r} failed earlier and takes no more calls "
+                f"{name}: {self.title} failed earlier and takes no more calls "
                 f"({type(failed).__name__}: {failed}). Other groups still work; "
                 "shrink_group makes one of the ranks that are left",
                 op=name,
@@ -720,7 +720,7 @@ class ProcessGroup(GroupCalls):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"group {self.group_name!r} cannot be pickled or copied: it is of this process. Send "
+            f"{self.title} cannot be pickled or copied: it is of this process. Send "
             "get_process_group_ranks(group) instead, and let the ranks call new_group"
         )
 
@@ -778,6 +778,6 @@ class ProcessGroup(GroupCalls):
             return self.ranks.index(global_rank)
         except ValueError:
             raise ValueError(
-                f"global rank {global_rank} is not in group {self.group_name!r}, whose ranks are "
+                f"global rank {global_rank} is not in {self.title}, whose ranks are "
                 f"{list(self.ranks)}"
             ) from None

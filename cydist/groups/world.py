@@ -30,11 +30,11 @@ from cydist.groups.device_router import DeviceRouter
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import BackendOptions
 from cydist.logs import INFO, Log, use_rank
+from cydist.titles import DEFAULT_GROUP, group_title
 
 if TYPE_CHECKING:
     from cydist.stores import MembershipStore
 
-DEFAULT_GROUP = "0"  # its name; later groups are named 1, 2, ...
 MOST_ASKED = 16  # ranks that are asked at a time for their requests
 
 _log = Log("group")
@@ -138,7 +138,7 @@ class World:
             "timeout": f"{group.timeout:g} s",
         }
         return (
-            f"group {group.group_name!r} of {listed('rank', group.ranks)}, backend "
+            f"{group.title} of {listed('rank', group.ranks)}, backend "
             f"{group.backend}: " + "; ".join(f"{what}: {word}" for what, word in words.items())
         )
 
@@ -166,12 +166,12 @@ class World:
     ) -> ProcessGroup:
         """Make a group of these global ranks, which include this one."""
         devices = registry.parse(spec)
-        ranks_store = self.store.part(name, ranks, f"making group {name!r}", timeout)
+        ranks_store = self.store.part(name, ranks, f"making {group_title(name)}", timeout)
         parts: dict[str, ProcessGroup] = {}
         try:
             with (
                 ranks_store.report_error(self.rank),
-                typed_errors(f"making group {name!r}", self.rank),
+                typed_errors(f"making {group_title(name)}", self.rank),
             ):
                 parent = self.groups.get(DEFAULT_GROUP)
                 alike = parent is not None and parent.backend == spec
@@ -255,7 +255,9 @@ class World:
         name = f"{name}/all"
         for backend in dict.fromkeys(backends):
             if registry.find(backend).of_all and self.parent(backend) is None:
-                ranks_store = self.store.part(name, all_ranks, f"making group {name!r}", timeout)
+                ranks_store = self.store.part(
+                    name, all_ranks, f"making {group_title(name)}", timeout
+                )
                 with ranks_store.report_error(self.rank):
                     agree_on_backend(
                         ranks_store, self.rank, all_ranks, backend, "new_group", others
@@ -274,7 +276,7 @@ class World:
             if shared is not None:
                 return shared
         options = BackendOptions(
-            ranks_store.part(backend, ranks, f"making group {name!r}", timeout),
+            ranks_store.part(backend, ranks, f"making {group_title(name)}", timeout),
             list(ranks).index(self.rank),
             len(ranks),
             timeout,

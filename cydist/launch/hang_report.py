@@ -14,6 +14,7 @@ from cydist.errors import listed
 from cydist.launch.rank_records import RankRecord, describe_job, pids, read_ranks, running_calls
 from cydist.launch.run_files import JobFile
 from cydist.recorder.snapshot import describe_call
+from cydist.titles import group_title
 
 LOOK_SECONDS = 0.2  # over which a process's use of the processor is measured
 LEAST_BUSY = 0.2  # of a processor: a rank that uses less, and waits now, sleeps
@@ -272,7 +273,7 @@ def _why_behind(activity: Activity, name: str, seq: int, reached: int, members: 
     are = "is" if len(members.inside) == 1 else "are"
     return (
         f"Rank {activity.record.rank} is late: {others} {are} in {describe_call(members.call)} of "
-        f"group {name!r}, and rank {activity.record.rank} {where} of that group. "
+        f"{group_title(name)}, and rank {activity.record.rank} {where} of it. "
         f"It {does(activity, time.monotonic_ns())}."
     )
 

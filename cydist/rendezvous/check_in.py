@@ -359,6 +359,12 @@ def _unresponsive(error: DistStoreError, holder: int | None) -> RendezvousError:
     return RendezvousError(f"rendezvous: the store{whose} does not answer: {error}", ranks=ranks)
 
 
+_CHECKS = (
+    ". Check that they were started, and that MASTER_ADDR, MASTER_PORT and WORLD_SIZE are the same "
+    "on all ranks"
+)
+
+
 def _missing_error(
     missing: tuple[int, ...], world_size: int, number: int, twice: str, before: str = ""
 ) -> RendezvousError:
@@ -379,6 +385,6 @@ def _missing_error(
     what = f"missing: {listed('rank', missing)}" if missing else "rank 0 has not opened the meeting"
     return RendezvousError(
         f"rendezvous: timeout with {world_size - len(missing)} of {world_size} ranks here, "
-        f"{what}{doubt}{twice}",
+        f"{what}{doubt or _CHECKS}{twice}",
         ranks=missing,
     )

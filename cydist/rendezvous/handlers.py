@@ -214,9 +214,10 @@ def _retry(call: _InitArguments, rank: int, pause: float, why: str = "") -> None
             "an earlier start, or the ranks of this one were started with wrong numbers: give each "
             "process its own rank (RANK), and all the same world_size (WORLD_SIZE)"
             if why
-            else f"rendezvous: timeout: rank 0 still serves a meeting that rank {rank} has been "
-            "in, or one of another group_name: rank 0 has not left that job, the ranks were told "
-            "differently, or two processes have the same rank",
+            else "rendezvous: timeout: rank 0 is still in another job at this address, in which "
+            f"rank {rank} has been, or which has another group_name. Wait for that job to end, use "
+            "another MASTER_PORT, or check that each process has its own RANK and the same "
+            "WORLD_SIZE",
             ranks=(0,),
         )
     time.sleep(min(pause, call.remaining))

@@ -110,7 +110,7 @@ def test_what_was_chosen(words: str, collector: Collector, monkeypatch: pytest.M
         ("rendezvous", r"all 2 ranks are here"),
         ("connections", r"connected with rank 1 of the link, interface 0: "),
         ("connections", r"shares no memory: CYDIST_TRANSPORT=tcp"),
-        ("group", r"all_reduce #1 on group '0', 8 bytes: algorithm \w+ through messages"),
+        ("group", r"all_reduce #1 on the default group, 8 bytes: algorithm \w+ through messages"),
     ],
 )
 def test_steps(

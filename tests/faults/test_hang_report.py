@@ -115,7 +115,7 @@ def test_who_waits_in_the_same_call_is_not_late(monkeypatch: pytest.MonkeyPatch)
     finally:
         monkeypatch.undo()
         dist.tuning.table.reload()
-    assert "nothing from rank 3" in text
+    assert "waiting for rank 3" in text
     assert "rank 2 on " in text
     assert "is in no call of the group, and has made none" in text
     assert "rank 1 on " not in text

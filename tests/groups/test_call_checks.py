@@ -102,14 +102,14 @@ DIFFERENT: dict[str, tuple[Callable[[int], object], str, str]] = {
         lambda rank: dist.gather(
             ones(5 if rank == 1 else 4), [ones(4) for _ in range(RANKS)] if rank == 0 else None
         ),
-        "gather #1 on group '0': rank 1 has 5 elements for rank 0, which expects 4. Ranks 0, 2",
+        "gather #1 on the default group: rank 1 has 5 elements for rank 0, which expects 4. ",
         "Rank 1: gather #1 of (5,) float32 on cpu, root 0 at ",
     ),
     "a part": (
         lambda rank: dist.all_to_all_single(
             ones(6), ones(6), [2, 2, 2], [2, 1, 3] if rank == 0 else [2, 2, 2]
         ),
-        "all_to_all_single #1 on group '0': rank 0 has 1 element for rank 1, which expects 2. R",
+        "all_to_all_single #1 on the default group: rank 0 has 1 element for rank 1, which expects 2. ",
         "all_to_all_single #1 of (6,) float32 on cpu at ",
     ),
 }
@@ -224,7 +224,7 @@ def test_the_number_of_a_call(
     calls, count = COUNTED[name]
     errors = run_threads(before_a_mismatch(calls), RANKS, backend)
     assert [error.seq for error in errors] == [count + 1] * RANKS
-    assert all(f"all_reduce #{count + 1} on group '0': " in str(error) for error in errors)
+    assert all(f"all_reduce #{count + 1} on the default group: " in str(error) for error in errors)
 
 
 @pytest.mark.usefixtures("detail")
@@ -398,7 +398,7 @@ NAN_CALLS: dict[str, Callable[[int], object]] = {
 def test_inputs_are_searched(backend: str, call: str) -> None:
     """The first rank with NaN, its array and the index are in the error of every rank."""
     for message in all_fail(backend, NAN_CALLS[call], dist.NonFiniteError):
-        assert message.startswith(f"{call.split()[0]} #1 on group '0': rank 1's input")
+        assert message.startswith(f"{call.split()[0]} #1 on the default group: rank 1's input")
         assert ("has nan at index (10,)" if "single" in call else "has nan at index (1, 4)") in (
             message
         )

@@ -103,7 +103,7 @@ def test_local_synchronization_needs_only_the_members(jobs, backend):
     ("arguments", "words"),
     [
         ({"ranks": [0, 9]}, "0 to 1"),
-        ({"ranks": [1, 1]}, "different"),
+        ({"ranks": [1, 1]}, "rank 1 is listed twice"),
         ({"ranks": []}, "at least one"),
         ({"backend": "nonsense"}, "no backend is called"),
         ({"backend": "cpu:tcp,cpu:tcp"}, "twice"),

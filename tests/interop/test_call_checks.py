@@ -85,4 +85,4 @@ def test_inputs_are_searched(checked: Job) -> None:
         return group.allreduce([x])
 
     for text in errors(checked, call, cydist.NonFiniteError):
-        assert "all_reduce #1 on group '0': rank 1's input has inf at index (1, 2)" in text
+        assert "all_reduce #1 on the default group: rank 1's input has inf at index (1, 2)" in text

@@ -245,7 +245,9 @@ def test_a_rank_that_is_late_in_many_groups_is_waited_for_once(mpi: Path, how: s
 def test_a_late_rank_learns_what_the_others_called(mpi: Path, how: str) -> None:
     """It calls something else than the rank did that has left: MismatchError, there."""
     done = start(mpi, "differing-late", how, transport="mpi")
-    assert re.search(r"rank 1: broadcast #\d on group '0': the ranks are in different", done.stdout)
+    assert re.search(
+        r"rank 1: broadcast #\d on the default group: the ranks are in different", done.stdout
+    )
     assert "of int64" in done.stdout
     assert "of float64" in done.stdout
 
@@ -338,7 +340,7 @@ def test_finalizing_destroys_the_groups(mpi: Path) -> None:
     assert done.returncode == 0, done.stdout
     for rank in range(2):
         for call in ("all_reduce", "isend"):
-            assert f"rank {rank}: {call}: group '0' was destroyed" in done.stdout
+            assert f"rank {rank}: {call}: the default group was destroyed" in done.stdout
     assert done.stdout.count("finalized") == 2
 
 

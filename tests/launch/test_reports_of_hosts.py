@@ -93,7 +93,7 @@ def test_one_table_of_all_hosts(launcher: Launcher, late: int, asked: int) -> No
     assert "missing" not in text
     ranks = ", ".join(map(str, others))
     assert f"Rank {late} is late: ranks {ranks} are in all_reduce #3 of 32 bytes" in text
-    assert f"rank {late} has come to call #2 of that group" in text
+    assert f"rank {late} has come to call #2 of it" in text
     assert re.search(rf"(?s)stacks of rank {late} \(pid \d+\):\n.*in busy_elsewhere", text), text
     assert text.count("stacks of rank") == 1
     # Questions leave nothing behind.

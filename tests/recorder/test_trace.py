@@ -106,7 +106,7 @@ def test_bytes_per_link() -> None:
     lines = text.partition("bytes:\n")[2].splitlines()
     assert lines[:2] == [
         "  rank 0 to rank 1: 6.00 kB in 4 messages, from a to b",
-        "  all_reduce of group '0': 4.00 MB in 2 calls, on each of 2 ranks",
+        "  all_reduce of the default group: 4.00 MB in 2 calls, on each of 2 ranks",
     ]
 
 

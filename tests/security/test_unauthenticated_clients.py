@@ -211,7 +211,7 @@ def test_timeout_for_want_of_a_descriptor_says_so(
                     receive()
             finally:
                 over.set()
-            assert re.search(r"nothing from rank 1 .*no connection.*\[Errno 24\].*ulimit -n",
+            assert re.search(r"waiting for rank 1 .*no connection.*\[Errno 24\].*ulimit -n",
                              str(caught.value))  # fmt: skip
         over.wait(DEADLINE)
 

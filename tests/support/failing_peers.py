@@ -19,7 +19,7 @@ WAYS = {
     "exit": ("PeerFailedError", "was lost"),
     "kill": ("PeerFailedError", "was lost"),
     "fewer-steps": ("PeerFailedError", "it closed its connections and left"),
-    "hang": ("DistTimeoutError", " s: nothing from rank"),
+    "hang": ("DistTimeoutError", " s waiting for rank"),
     "barrier": ("MismatchError", "barrier"),
 }
 

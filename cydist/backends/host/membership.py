@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from cydist import _native
 from cydist.errors import DistBackendError, DistTimeoutError, from_call_error
+from cydist.titles import group_title
 
 SLICE = 0.01  # seconds that a wait for one member may delay another's message
 
@@ -201,8 +202,8 @@ class Membership:
         reported_by = self._consensus.reported_by()
         says = "" if reported_by is None else f", says rank {self._ranks[reported_by]}"
         return DistBackendError(
-            f"shrink_group: this rank ({here}) was excluded from group {self._name!r}{says}: it "
-            "has no part in the shrunk group",
+            f"shrink_group: this rank ({here}) was excluded from {group_title(self._name)}{says}: "
+            "it has no part in the shrunk group",
             op="shrink_group", group=self._name, ranks=(here,),
         )  # fmt: skip
 
@@ -211,7 +212,7 @@ class Membership:
         late = unresponsive or self._consensus.missing()
         what = "neither called it nor died" if unresponsive else "called it and then fell silent"
         return DistTimeoutError(
-            f"shrink_group on group {self._name!r}: timeout: {self._named(late)} {what}; to go on "
-            "without, call it again with ranks_to_exclude",
+            f"shrink_group on {group_title(self._name)}: timed out: {self._named(late)} {what}; to "
+            "go on without, call it again with ranks_to_exclude",
             op="shrink_group", group=self._name, ranks=tuple(self._ranks[rank] for rank in late),
         )  # fmt: skip

@@ -204,7 +204,7 @@ class PinnedPipeline:
             call.group.check_usable(call.name)
             if time.monotonic() > call.deadline:
                 raise DistTimeoutError(
-                    f"{call.name} on group {call.group.group_name!r}: timeout: device "
+                    f"{call.name} on {call.group.title}: timeout: device "
                     f"{self.device} has not come to the call's copies: what was enqueued there "
                     "before has not ended",
                     op=call.name,

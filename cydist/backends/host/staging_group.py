@@ -356,7 +356,7 @@ class StagedGroup(ProcessGroup):
     def _mismatch(self, call: CallRecord, a: int, b: int, first: str, second: str) -> MismatchError:
         ranks = (self.ranks[a], self.ranks[b])
         return MismatchError(
-            f"{call.name} #{call.seq} on group {self.group_name!r}: rank {ranks[0]} {first}, and "
+            f"{call.name} #{call.seq} on {self.title}: rank {ranks[0]} {first}, and "
             f"rank {ranks[1]} {second}",
             op=call.name, seq=call.seq, group=self.group_name, ranks=ranks,
         )  # fmt: skip

@@ -21,6 +21,7 @@ from cydist.backends.host.work import PIECE_TAG
 from cydist.devices import array_libraries
 from cydist.errors import DistTimeoutError, UnsupportedError
 from cydist.executor import THREADS, PollHook, TaskWork
+from cydist.titles import group_title
 
 if TYPE_CHECKING:
     from cydist._native import Array
@@ -46,8 +47,8 @@ def current_streams(array: Array, name: str, group_name: str) -> list[int]:
         raise UnsupportedError(f"{name}: {error}", op=name, group=group_name) from None
     if array_libraries.is_capturing(array.device_index):
         raise UnsupportedError(
-            f"{name} on group {group_name!r}: a CUDA graph is being captured, and this backend "
-            "copies arrays to the CPU, which waits for the copies: call it outside of the "
+            f"{name} on {group_title(group_name)}: a CUDA graph is being captured, and this "
+            "backend copies arrays to the CPU, which waits for the copies: call it outside of the "
             "capture, or use backend 'nccl'",
             op=name, group=group_name,
         )  # fmt: skip
@@ -88,7 +89,7 @@ class StagedP2PCalls:
             while before is not None and not before.wait(SLICE):
                 if time.monotonic() > staged.deadline:
                     raise DistTimeoutError(
-                        f"send on group {self._host.group_name!r}: timeout: an earlier message to "
+                        f"send on {self._host.title}: timeout: an earlier message to "
                         f"rank {self._host.ranks[peer]} is not on its way yet",
                         op="send", group=self._host.group_name,
                     )  # fmt: skip

@@ -39,6 +39,7 @@ def timed_out(group: HostGroup, name: str, peer: int, waited: float) -> DistErro
         group.ranks,
         waited=waited,
         why=group.peer_error(peer),
+        title=group.title,
     )
 
 
@@ -91,7 +92,7 @@ class P2PWork(Work):
         if self._error is None:
             self._error = self._group.failed_message(self._name, self._message, self._due_at)
         source = self._message.source
-        if self._source is None and source >= 0:
+        if self._name == "recv" and self._source is None and source >= 0:
             self._source = self._group.ranks[source]
 
     def _on_thread(self, task: Callable[[], None]) -> None:

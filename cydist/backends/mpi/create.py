@@ -108,7 +108,10 @@ def _communicator(MPI: Any, world_ranks: Sequence[int], options: BackendOptions)
                 f"backend 'mpi': timeout after {options.timeout:.3g} s: all ranks have come, and "
                 "MPI makes their communicator: one of them has failed since"
             )
-    raise DistBackendError("MPI makes no communicator of all ranks: it has no more of them")
+    raise DistBackendError(
+        "backend 'mpi': MPI has run out of communicators (MPICH has about 2,000 for a process): "
+        "destroy groups that are no longer used"
+    )
 
 
 @cache

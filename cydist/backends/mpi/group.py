@@ -182,4 +182,5 @@ class MpiGroup(HostGroup):
                 raise from_call_error(
                     _native.CallError("timeout", -1), call.name, self.group_name, self.ranks,
                     call.seq, call.deadline - call.began, "MPI makes the group's communicator",
+                    title=self.title,
                 )  # fmt: skip

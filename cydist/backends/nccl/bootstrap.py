@@ -25,6 +25,7 @@ from cydist.errors import (
     StoreTimeoutError,
     listed,
 )
+from cydist.titles import group_title
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.cuda import Gpu
@@ -72,7 +73,7 @@ class StoreExchange:
                 self._ranks[i] for i, key in enumerate(keys) if not self._store.check([key])
             )
             raise RendezvousError(
-                f"group {self._name!r} of backend 'nccl': {listed('rank', missing)} did "
+                f"{group_title(self._name)} of backend 'nccl': {listed('rank', missing)} did "
                 f"not come ({what}) within {limit:.3g} s",
                 group=self._name, ranks=missing,
             ) from error  # fmt: skip
@@ -105,7 +106,7 @@ class StoreExchange:
         except StoreTimeoutError:
             return
         raise DistBackendError(
-            f"group {self._name!r} of backend 'nccl': {self._store.get('failed').decode()}",
+            f"{group_title(self._name)} of backend 'nccl': {self._store.get('failed').decode()}",
             group=self._name,
         )
 
@@ -188,7 +189,8 @@ def _check_fit(said: list[dict[str, object]], ranks: Sequence[int], name: str) -
             f"rank {r}: {version_text(int(str(v)))}" for r, v in zip(ranks, versions, strict=True)
         )
         raise RendezvousError(
-            f"group {name!r} of backend 'nccl': the ranks have different versions of NCCL: {texts}",
+            f"{group_title(name)} of backend 'nccl': the ranks have different versions of NCCL: "
+            f"{texts}",
             group=name,
         )
     places: dict[object, int] = {}
@@ -196,7 +198,7 @@ def _check_fit(said: list[dict[str, object]], ranks: Sequence[int], name: str) -
         other = places.setdefault(each["gpu"], rank)
         if other != rank:
             raise RendezvousError(
-                f"group {name!r} of backend 'nccl': ranks {other} and {rank} are both on GPU "
+                f"{group_title(name)} of backend 'nccl': ranks {other} and {rank} are both on GPU "
                 f"{str(each['gpu']).rpartition('/')[2]} of their host, and NCCL wants one for each "
                 "rank: before init_process_group call cupy.cuda.Device(local_rank).use() or "
                 "torch.cuda.set_device(local_rank), or let the launcher set CUDA_VISIBLE_DEVICES",
@@ -228,9 +230,9 @@ def _init(
             exchange.check()
             if time.monotonic() > deadline:
                 raise DistTimeoutError(
-                    f"group {name!r} of backend 'nccl': NCCL does not come back from making the "
-                    "communicator, though all ranks were here; NCCL_DEBUG=INFO says what it waits "
-                    "for. The thread that is in it stays: end the process",
+                    f"{group_title(name)} of backend 'nccl': NCCL does not come back from making "
+                    "the communicator, though all ranks were here; NCCL_DEBUG=INFO says what it "
+                    "waits for. The thread that is in it stays: end the process",
                     group=name,
                 )
     if errors:
@@ -238,7 +240,7 @@ def _init(
         if nccl_error is None:
             raise errors[0]
         raise DistBackendError(
-            f"group {name!r} of backend 'nccl': NCCL makes no communicator: {nccl_error}. "
+            f"{group_title(name)} of backend 'nccl': NCCL makes no communicator: {nccl_error}. "
             "NCCL_DEBUG=WARN says why",
             group=name,
         ) from errors[0]

@@ -15,6 +15,7 @@ from cydist.backends.nccl.host_group import ControlGroup
 from cydist.backends.nccl.options import high_priority
 from cydist.devices.array_libraries import NCCL_MINIMUM
 from cydist.errors import UnsupportedError
+from cydist.titles import group_title
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup
@@ -34,7 +35,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     current_gpu()
     store = options.store
     members = list(options.global_ranks_in_group)
-    inner = store.part("host", members, f"making group {options.group_id!r}")
+    inner = store.part("host", members, f"making {group_title(options.group_id)}")
     host = ControlGroup(
         make_endpoint(options._replace(store=inner)), options.group_rank, range(options.group_size),
         timeout=options.timeout, name=options.group_id, ranks=members,

@@ -21,8 +21,10 @@ from cydist.errors import (
     GroupFailedError,
     MismatchError,
     PeerFailedError,
+    disagreement,
 )
 from cydist.groups.process_group import ProcessGroup
+from cydist.titles import group_title
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Binding, Communicator
@@ -94,7 +96,7 @@ class FailureHandler:
     def on_timeout(self, call: StreamCall) -> None:
         """Fail the group because the call's deadline has passed."""
         call_check = self.watch.call_check
-        text = f"{self._describe(call)}: timeout: the GPU has not come past it"
+        text = f"{self._describe(call)}: timed out: the GPU has not come past it"
         ranks: tuple[int, ...] = ()
         if call_check is not None and call.seq > call_check.before_reached:
             before = self._rank_before()
@@ -160,8 +162,9 @@ class FailureHandler:
         name = found.ours.partition(" ")[0]
         self.fail(
             MismatchError(
-                f"{name} #{found.seq} on group {self._group.group_name!r}: the ranks are in "
-                f"different calls. Here: {found.ours}. Rank {before}: {found.theirs}",
+                f"{name} #{found.seq} on {self._group.title}: "
+                f"{disagreement([found.ours, found.theirs])}. This rank: {found.ours}. "
+                f"Rank {before}: {found.theirs}",
                 op=name, seq=found.seq, group=self._group.group_name, ranks=(before,),
             ),
             f"{name} #{found.seq}",
@@ -259,7 +262,7 @@ class FailureHandler:
         """End the calls under way here, and take no more, without notifying the other ranks."""
         if self._group.error is None:
             name = self._group.group_name
-            self._set_error(GroupFailedError(f"group {name!r} is replaced", group=name))
+            self._set_error(GroupFailedError(f"{group_title(name)} is replaced", group=name))
         self.watch.stop()
         self.end_comm(abort=True)
 
@@ -347,7 +350,7 @@ class FailureHandler:
         here = self._own_rank()
         waited = max(0.0, time.monotonic() - call.began)
         return (
-            f"{describe_call(call)} on group {self._group.group_name!r} (rank {here}, "
+            f"{describe_call(call)} on {self._group.title} (rank {here}, "
             f"{waited:.3g} s after it began)"
         )
 

@@ -40,6 +40,7 @@ from cydist.errors import UnsupportedError
 from cydist.groups.consistency import describe
 from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, op_and_factor
+from cydist.titles import group_title
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -385,7 +386,7 @@ class NcclGroup(ProcessGroup):
             return None
         host: Any = self.host.subgroup(ranks, name, timeout)  # of the host group's own class
         members = [self.ranks[rank] for rank in ranks]
-        store = self.store.part(f"{name}/nccl", members, f"making group {name!r}")
+        store = self.store.part(f"{name}/nccl", members, f"making {group_title(name)}")
         with store.report_error(self.ranks[self._rank]):
             return make(self.binding, host, store_exchange(store, host), store, self.high_priority)
 

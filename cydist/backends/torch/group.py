@@ -178,7 +178,7 @@ class TorchGroup(ProcessGroup):
             yield
         except DistError as error:
             if error.op is None:  # raised by torch/work.py, which knows no names
-                where = f"{name}{'' if seq is None else f' #{seq}'} on group {self.group_name!r}"
+                where = f"{name}{'' if seq is None else f' #{seq}'} on {self.title}"
                 error.args = (f"{where}: {error}",)
                 error.op, error.seq, error.group = name, seq, self.group_name
                 if posted is not None and posted.peer is not None:
@@ -201,7 +201,9 @@ class TorchGroup(ProcessGroup):
     ) -> DistError:
         """Return the error of a call that did not complete within `timeout` seconds."""
         failure = _native.CallError("timeout", -1 if peer is None else peer)
-        return from_call_error(failure, name, self.group_name, self.ranks, seq, waited)
+        return from_call_error(
+            failure, name, self.group_name, self.ranks, seq, waited, title=self.title
+        )
 
     def _recorded_failure(self) -> tuple[str, int, int, str] | None:
         """Return the group's first error, if it is known: status, reporting rank, failed rank,
@@ -234,7 +236,9 @@ class TorchGroup(ProcessGroup):
                     ranks=(self.ranks[teller],),
                 )  # fmt: skip
             failure = _native.CallError(status, peer, ours=text, teller=teller if elsewhere else -1)
-        return from_call_error(failure, name, self.group_name, self.ranks, seq, why=why)
+        return from_call_error(
+            failure, name, self.group_name, self.ranks, seq, why=why, title=self.title
+        )
 
     # Messages.
 

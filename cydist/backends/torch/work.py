@@ -143,7 +143,7 @@ class ExpectedMessage:
             )
         if ours != theirs:
             raise MismatchError(
-                f"the ranks are in different calls. Here: a message of {ours}. The sender: "
+                f"the ranks are in different calls. This rank: a message of {ours}. The sender: "
                 f"a message of {theirs}"
             )
         array = self._array

@@ -60,8 +60,8 @@ def _mismatch(
     cydist.all_gather_into_tensor(lengths, torch.tensor([len(own)]), host, timeout=timeout)
     theirs = bytes(_gather(own, lengths, host, timeout)[others[0]].tolist()).decode()
     return MismatchError(
-        f"all_reduce of sparse tensors on group {host.group_name!r}: the ranks have different "
-        f"ones. Here: {text}. Rank {host.ranks[others[0]]}: {theirs}",
+        f"all_reduce of sparse tensors on {host.title}: the ranks have different "
+        f"ones. This rank: {text}. Rank {host.ranks[others[0]]}: {theirs}",
         op="all_reduce",
         group=host.group_name,
         ranks=tuple(host.ranks[rank] for rank in others),

@@ -259,7 +259,7 @@ def test_a_message_of_another_kind_is_refused(group, rank, sent):
         with pytest.raises(dist.MismatchError) as caught:
             dist.recv(np.zeros(9, "f4"), 0, group)
         assert f"Rank 0: a message of {sent.size} {sent.dtype}" in str(caught.value)
-        assert "Here: a message of 9 float32" in str(caught.value)
+        assert "This rank: a message of 9 float32" in str(caught.value)
         assert caught.value.ranks == (0,)
     with pytest.raises(dist.DistError):
         dist.barrier(group)

@@ -71,4 +71,4 @@ def test_inputs_are_searched(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None
         return dist.all_reduce(gpus.array(np.array([1.0, np.nan if rank == 2 else 2.0])))
 
     for text in errors(gpus, call, dist.NonFiniteError):
-        assert "all_reduce #1 on group '0': rank 2's input has nan at index (1,)" in text
+        assert "all_reduce #1 on the default group: rank 2's input has nan at index (1,)" in text

@@ -1,0 +1,16 @@
+"""What messages call a group."""
+
+DEFAULT_GROUP = "0"  # the name of the group of all ranks
+
+
+def group_title(name: str, description: str = "") -> str:
+    """Return what messages call a group.
+
+        >>> group_title("0"), group_title("2"), group_title("2", "tensor parallel")
+        ('the default group', "group '2'", "group 'tensor parallel'")
+
+    Args:
+        description: The user's, or the name itself.
+    """
+    described = description or name
+    return "the default group" if described == DEFAULT_GROUP else f"group {described!r}"
