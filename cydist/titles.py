@@ -1,10 +1,10 @@
-"""What messages call a group."""
+"""Names of groups in messages."""
 
 DEFAULT_GROUP = "0"  # the name of the group of all ranks
 
 
 def group_title(name: str, description: str = "") -> str:
-    """Return what messages call a group.
+    """Return the name of a group in messages.
 
         >>> group_title("0"), group_title("2"), group_title("2", "tensor parallel")
         ('the default group', "group '2'", "group 'tensor parallel'")

@@ -106,13 +106,12 @@ def check_length(objs: Any, count: int | None, call: str, name: str) -> None:
         raise ValueError(f"{call}: {name} has {len(objs)} entries, expected {count}")
 
 
-def check_given(objs: Any, group: ProcessGroup, call: str, name: str, root: str) -> None:
-    """Check that the root passes its list."""
-    if objs is None:
-        raise TypeError(
-            f"{call}: rank {group.ranks[group.rank()]} is {root} and must pass {name}, a list of "
-            f"{group.size()} arrays, not None"
-        )
+def missing_list(group: ProcessGroup, call: str, name: str, root: str) -> TypeError:
+    """Return the error of a root that passes no list."""
+    return TypeError(
+        f"{call}: rank {group.ranks[group.rank()]} is {root} and must pass {name} as a list of "
+        f"{group.size()} arrays, not None"
+    )
 
 
 def check_absent(objs: Any, call: str, name: str, root: str) -> None:

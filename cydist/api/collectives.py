@@ -383,7 +383,8 @@ def gather(
             prepared.group.run_gather(call, own, None, root)
 
         return prepared.run(send, [], async_op, timeout, (array,), (), root)
-    arguments.check_given(gather_list, chosen, "gather", "gather_list", "dst")
+    if gather_list is None:
+        raise arguments.missing_list(chosen, "gather", "gather_list", "dst")
     outputs = arguments.output_list(gather_list, "gather", "gather_list", chosen.size())
     arguments.check_same_dtype([array, *outputs], "gather")
     arguments.check_same_size(outputs[root], array, "gather", f"gather_list[{root}]", "tensor")
@@ -446,7 +447,8 @@ def scatter(
     listed: Sequence[Array] = ()
     given: list[Array] | None = None
     if chosen.rank() == root:
-        arguments.check_given(scatter_list, chosen, "scatter", "scatter_list", "src")
+        if scatter_list is None:
+            raise arguments.missing_list(chosen, "scatter", "scatter_list", "src")
         inputs = arguments.input_list(scatter_list, "scatter", "scatter_list", chosen.size())
         arguments.check_same_dtype([output, *inputs], "scatter")
         arguments.check_same_size(

@@ -36,7 +36,7 @@ class DeadlockError(RuntimeError):
 
 @dataclass(frozen=True)
 class Level:
-    """What a message costs at one level, in seconds.
+    """The cost of a message at one level, in seconds.
 
     Attributes:
         latency: From the sender to the receiver.

@@ -541,7 +541,7 @@ class GroupCalls:
 
     @property
     def title(self) -> str:
-        """Return what messages call the group: the default group, or its description or name.
+        """Return the name of the group in messages: the default group, or its description or name.
 
         Returns:
             Such as "the default group" and "group '2'".

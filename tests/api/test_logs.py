@@ -77,7 +77,7 @@ def test_each_group_is_described_once_on_each_rank(collector: Collector) -> None
     run_threads(two_groups, 2, "tcp")
     found = lines_of(collector, "group", logging.INFO)
     assert sorted((rank, text.partition(" of ")[0]) for rank, text in found) == [
-        (rank, f"group '{name}'") for rank in range(2) for name in range(2)
+        (rank, name) for rank in range(2) for name in ("group '1'", "the default group")
     ]
 
 

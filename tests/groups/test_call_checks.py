@@ -102,14 +102,14 @@ DIFFERENT: dict[str, tuple[Callable[[int], object], str, str]] = {
         lambda rank: dist.gather(
             ones(5 if rank == 1 else 4), [ones(4) for _ in range(RANKS)] if rank == 0 else None
         ),
-        "gather #1 on the default group: rank 1 has 5 elements for rank 0, which expects 4. ",
+        "gather #1 on the default group: rank 1 has 5 elements for rank 0, which expects 4",
         "Rank 1: gather #1 of (5,) float32 on cpu, root 0 at ",
     ),
     "a part": (
         lambda rank: dist.all_to_all_single(
             ones(6), ones(6), [2, 2, 2], [2, 1, 3] if rank == 0 else [2, 2, 2]
         ),
-        "all_to_all_single #1 on the default group: rank 0 has 1 element for rank 1, which expects 2. ",
+        "all_to_all_single #1 on the default group: rank 0 has 1 element for rank 1, which expects 2",
         "all_to_all_single #1 of (6,) float32 on cpu at ",
     ),
 }

@@ -17,7 +17,7 @@ def dst_without_list() -> None:
     if dist.get_rank() == 0:
         dist.gather(np.ones(2), None, dst=0)
     else:
-        raise TypeError("gather: rank 0 is dst and must pass gather_list, a list of 2 arrays, ")
+        raise TypeError("gather: rank 0 is dst and must pass gather_list as a list of 2 ")
 
 
 def src_without_list() -> None:
@@ -25,7 +25,7 @@ def src_without_list() -> None:
     if dist.get_rank() == 0:
         dist.scatter(np.ones(2), None, src=0)
     else:
-        raise TypeError("scatter: rank 0 is src and must pass scatter_list, a list of 2 arrays, ")
+        raise TypeError("scatter: rank 0 is src and must pass scatter_list as a list of 2 ")
 
 
 def source_of_a_send() -> None:
@@ -59,8 +59,8 @@ def source_of_a_send() -> None:
         (lambda: dist.all_reduce(np.ones(1, np.longdouble)), "SUM of float128 is not defined"),
         (lambda: dist.new_group([0, 7]), "new_group: 7 is not a global rank: the job has ranks 0 "),
         (lambda: dist.new_group([1, 1]), "new_group: rank 1 is listed twice"),
-        (dst_without_list, "gather: rank 0 is dst and must pass gather_list, a list of 2 arrays, "),
-        (src_without_list, "scatter: rank 0 is src and must pass scatter_list, a list of 2 arr"),
+        (dst_without_list, "gather: rank 0 is dst and must pass gather_list as a list of 2 "),
+        (src_without_list, "scatter: rank 0 is src and must pass scatter_list as a list of 2 "),
         (source_of_a_send, "Work.source_rank: only receives have a source"),
         (lambda: dist.shrink_group([]), "pass None to exclude only ranks that are dead"),
         (lambda: dist.broadcast(np.ones(1), 5), "rank 5 is not in the default group, whose ranks"),

@@ -128,9 +128,7 @@ class HostGroup(ProcessGroup):
             staged_class = self.staged_class()
             with _CREATING:
                 if self._staged is None:
-                    _log.debug(
-                        "arrays on %s on group %r: %s", device, self.group_name, staged_class.means
-                    )
+                    _log.debug("arrays on %s on %s: %s", device, self.title, staged_class.means)
                     self._staged = staged_class(self)
         return self._staged
 
@@ -630,8 +628,8 @@ class HostGroup(ProcessGroup):
             ).encode()
             if _log.shows(DEBUG):
                 _log.debug(
-                    "%s #%d on group %r, %d bytes: algorithm %s through %s%s, %s", call.name,
-                    call.seq, self.group_name, nbytes, algorithm,
+                    "%s #%d on %s, %d bytes: algorithm %s through %s%s, %s", call.name,
+                    call.seq, self.title, nbytes, algorithm,
                     "windows" if windows else "messages",
                     f", where that cannot run {fallback.decode()}" if fallback else "",
                     "also for later calls of its size" if keeps else "for this call",

@@ -136,8 +136,8 @@ class NcclGroup(ProcessGroup):
         for array in arrays:
             if array.device_index != self.gpu.index:
                 raise ValueError(
-                    f"{name}: the array is on GPU {array.device_index}, and group "
-                    f"{self.group_name!r} was made on GPU {self.gpu.index}, which was current then"
+                    f"{name}: the array is on GPU {array.device_index}, and "
+                    f"{self.title} was made on GPU {self.gpu.index}, which was current then"
                 )
 
     def execute(
