@@ -11,15 +11,17 @@ from cydist.bench.workers import WorkerError
 
 SUBJECTS = (
     "collectives", "job", "kernels", "overlap", "paths", "startup", "rendezvous", "memory", "tune",
+    "simulate",
 )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's), and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--tune" in arguments:
-        arguments.remove("--tune")
-        arguments.insert(0, "tune")
+    for subject in ("tune", "simulate"):
+        if f"--{subject}" in arguments:
+            arguments.remove(f"--{subject}")
+            arguments.insert(0, subject)
     subject = arguments.pop(0) if arguments and arguments[0] in SUBJECTS else "collectives"
     run: Callable[[Sequence[str]], int] = importlib.import_module(f"cydist.bench.{subject}").main
     try:

@@ -1,0 +1,413 @@
+"""Subject "simulate": what collectives would take on many hosts, by a model of cores and links.
+
+Schedules of up to RECORDED ranks are recorded and played (schedules.py). Larger worlds, in equal
+blocks, are composed: a hierarchical call of its parts, of which the part between hosts is recorded;
+a flat one of its rounds, which tests compare with recordings. The constants and the cells that were
+compared with measurements come from a file that scripts/validate-model writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import functools
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cydist.bench import report
+from cydist.bench.job import rate
+from cydist.bench.options import checked, local_parser, size
+from cydist.bench.plot import size_text
+from cydist.bench.schedules import (
+    EAGER_BYTES,
+    SEGMENT_BYTES,
+    WHOLE,
+    Level,
+    Line,
+    Machine,
+    play,
+    record,
+)
+from cydist.tuning import table as tuning_table
+
+RECORDED = 1024
+MOST_MESSAGES = 300_000  # of a recording; more take longer than a table is worth
+TOLERANCE = 0.3
+NEAR = 8  # a size is validated by a cell of at most so many times its bytes, or by so many less
+SIZES = "8,1Ki,64Ki,1Mi,16Mi,128Mi"
+EPILOG = """
+A price says "not validated" unless the file of constants has measured cells of the same collective,
+algorithm, kind of link (with --rate or without) and about the same size, all within 30 % of the
+model. --all prints such prices too, in brackets. Without --constants nothing is validated, and the
+constants are those of --latency, --overhead, --copying and --rate.
+scripts/validate-model measures constants and cells on namespaces of this machine.
+"""
+
+Key = tuple[str, str]
+# Seconds by number of bytes, of a collective of so many ranks through windows.
+Local = Mapping[tuple[str, int], Sequence[tuple[int, float]]]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a file of constants holds; see `load`."""
+
+    inside: Level
+    between: Level
+    local: Local
+    cells: Sequence[Mapping[str, Any]]
+
+    def together(self, collective: str, ranks: int, nbytes: int) -> float:
+        """Return the seconds of a collective of a host's ranks through windows.
+
+        Raises KeyError if no group of so many ranks was measured.
+        """
+        points = self.local[collective, ranks]  # its key says what is missing
+        at = bisect.bisect_left([each for each, _ in points], nbytes)
+        if at == 0:
+            return points[0][1]
+        if at == len(points):
+            (low, before), (high, after) = points[-2:] if at > 1 else [(0, 0.0), points[-1]]
+        else:
+            (low, before), (high, after) = points[at - 1 : at + 1]
+        return before + (after - before) * (nbytes - low) / (high - low)
+
+    def machine(self, bits_per_second: float | None, cores: int = 0) -> Machine:
+        """Return the machine with these constants, with a link of this rate between hosts."""
+        between = self.between
+        if bits_per_second is not None:
+            between = replace(between, wire=max(between.wire, 8 / bits_per_second))
+        return Machine(self.inside, between, self.together, cores)
+
+    def validated(self, key: Key, nbytes: int, limited: bool) -> bool:
+        """Return whether the model has predicted measured calls like this one."""
+        near = [
+            cell["within"]
+            for cell in self.cells
+            if (cell["op"], cell["algorithm"]) == key
+            and (cell["rate"] is not None) == limited
+            and max(nbytes, 8) <= NEAR * max(cell["bytes"], 8)
+            and max(cell["bytes"], 8) <= NEAR * max(nbytes, 8)
+        ]
+        return bool(near) and all(near)
+
+
+def load(path: str) -> Constants:
+    """Return the constants of a file that scripts/validate-model wrote. Raises ValueError."""
+    try:
+        found = json.loads(Path(path).read_text())
+        local = {
+            (each["op"], each["ranks"]): [(int(n), float(t)) for n, t in each["seconds"]]
+            for each in found["local"]
+        }
+        return Constants(Level(**found["inside"]), Level(**found["between"]), local, found["cells"])
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+# What a hierarchical call in equal blocks is made of, for `n` bytes and `each` ranks on a host:
+# (where, collective, bytes, how many ranks of a host do it at once). "across" is between hosts.
+Part = tuple[str, str, int, int]
+COMPOSED: dict[Key, Callable[[int, int], list[Part]]] = {
+    ("barrier", "leaders"): lambda n, each: [
+        ("local", "barrier", 0, each), ("across", "barrier", 0, 1), ("local", "barrier", 0, each)],
+    ("broadcast", "leaders"): lambda n, each: [
+        ("across", "broadcast", n, 1), ("local", "broadcast", n, each)],
+    ("reduce", "leaders"): lambda n, each: [
+        ("local", "reduce", n, each), ("across", "reduce", n, 1)],
+    ("all_reduce", "leaders"): lambda n, each: [
+        ("local", "reduce", n, each), ("across", "all_reduce", n, 1),
+        ("local", "broadcast", n, each)],
+    ("all_reduce", "lanes"): lambda n, each: [
+        ("local", "reduce_scatter", n, each), ("across", "all_reduce", n // each, each),
+        ("local", "all_gather", n, each)],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds in which each rank sends one message and receives one.
+
+    Attributes:
+        pattern: "exchange": with rank xor distance; "shift": to rank + distance, which doubles;
+            "ring": to the next rank, what came from the one before.
+        count: How many rounds.
+        distance: In ranks.
+        nbytes: Of each message.
+    """
+
+    pattern: str
+    count: int
+    distance: int
+    nbytes: int
+
+    def seconds(self, each: int, machine: Machine) -> float:
+        """Return what they take in blocks of `each` ranks on a host."""
+        inner = _one_way(machine.inside, self.nbytes, 1)
+        outer = _one_way(machine.between, self.nbytes, min(self.distance, each))
+        if self.pattern == "ring":  # the longest chain goes round, and enters each host once
+            entries = math.ceil(self.count / each)
+            chain = entries * outer + (self.count - entries) * inner
+            # And each host's wire carries a message of every round.
+            return max(chain, self.count * self.nbytes * machine.between.wire + outer)
+        return self.count * (outer if self.distance >= each else inner)
+
+
+def _one_way(level: Level, nbytes: int, at_once: int) -> float:
+    """Return the seconds of a message, of so many that share a wire."""
+    asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
+    ends = 2 * (level.overhead + nbytes * level.copying)
+    return ends + asked + level.latency + at_once * nbytes * level.wire
+
+
+def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
+    """Return the rounds of a flat algorithm on 2**k ranks.
+
+    None if it has no such rounds: then a larger world is not priced.
+    """
+    doubling = [1 << i for i in range((p - 1).bit_length())]
+    if p & (p - 1):
+        return None
+    if key == ("barrier", "dissemination"):
+        return [Rounds("shift", 1, d, 0) for d in doubling]
+    if key == ("all_reduce", "doubling"):
+        return [Rounds("exchange", 1, d, n) for d in doubling]
+    if key == ("all_gather", "bruck"):
+        return [Rounds("shift", 1, d, d * (n // p)) for d in doubling]
+    if n // p <= SEGMENT_BYTES:
+        if key == ("all_reduce", "ring"):
+            return [Rounds("ring", 2 * (p - 1), 1, n // p)]
+        if key in (("all_gather", "ring"), ("reduce_scatter", "ring")):
+            return [Rounds("ring", p - 1, 1, n // p)]
+    return None
+
+
+def by_rounds(many: Sequence[Rounds], each: int, machine: Machine) -> float:
+    """Return the seconds of all rounds."""
+    seconds = sum(some.seconds(each, machine) for some in many)
+    if inside := [some for some in many if some.pattern == "shift" and some.distance < each]:
+        # A chain of messages leaves its host once in the rounds that are mostly inside hosts.
+        some = inside[-1]
+        seconds += _one_way(machine.between, some.nbytes, some.distance)
+        seconds -= _one_way(machine.inside, some.nbytes, 1)
+    return seconds
+
+
+@functools.lru_cache(maxsize=64)
+def _alone(collective: str, ranks: int, nbytes: int) -> list[list[Line]]:
+    """Return the recorded call of ranks that share no memory, by the algorithm that it takes."""
+    even = collective not in (*tuning_table.UNSIZED, "all_to_all")
+    name = tuning_table.choose(collective, nbytes, ranks, False, even=even, commutative=True)
+    return record(collective, name, range(ranks), nbytes)
+
+
+def composed(
+    key: Key, nbytes: int, hosts: int, each: int, machine: Machine, windows: bool
+) -> float:
+    """Return the seconds of a hierarchical call in equal blocks, as the sum of its parts."""
+    seconds = 0.0
+    for where, collective, part, at_once in COMPOSED[key](nbytes, each):
+        if where == "local" and windows:
+            seconds += machine.together(collective, each, part)
+        elif where == "local":
+            seconds += play(_alone(collective, each, part), [0] * each, machine)
+        else:
+            shared = replace(machine.between, wire=at_once * machine.between.wire)
+            logs = _alone(collective, hosts, part)
+            seconds += play(logs, range(hosts), replace(machine, between=shared))
+    return seconds
+
+
+class NotPricedError(ValueError):
+    """The model has no price for a call; the text says why."""
+
+
+def price(
+    key: Key, nbytes: int, hosts: int, ranks: int, machine: Machine, *, windows: bool,
+    places: Sequence[int] | None = None,
+) -> float:  # fmt: skip
+    """Return the seconds of a call.
+
+    Args:
+        key: Collective and algorithm.
+        nbytes: Of the whole array, or of all blocks.
+        hosts: How many.
+        ranks: How many.
+        machine: What it runs on.
+        windows: The ranks of a host share memory.
+        places: The host of each rank; None: equal blocks, of which there are too many to record.
+
+    Raises NotPricedError.
+    """
+    collective, name = key
+    hierarchical = bool(tuning_table.NEEDS[key] & tuning_table.HOSTS)
+    each = ranks // hosts
+    try:
+        if places is not None:
+            logs = record(collective, name, places, nbytes, together=hierarchical and windows)
+            if sum(map(len, logs)) > MOST_MESSAGES:
+                raise NotPricedError("too many messages to play")
+            return play(logs, places, machine)
+        if hierarchical and key in COMPOSED:
+            return composed(key, nbytes, hosts, each, machine, windows)
+        many = None if hierarchical else rounds(key, ranks, nbytes)
+        if many is not None:
+            return by_rounds(many, each, machine)
+    except KeyError as missing:
+        raise NotPricedError(f"no constants of {missing} on a host") from None
+    raise NotPricedError(f"no closed form for {ranks} ranks")
+
+
+def algorithms(collective: str) -> list[str]:
+    """Return those that messages carry between hosts."""
+    elsewhere = tuning_table.NATIVE | tuning_table.WINDOWS
+    return sorted(
+        name for (op, name), needs in tuning_table.NEEDS.items()
+        if op == collective and not needs & elsewhere and name not in ("ordered", "ordered_scatter")
+    )  # fmt: skip
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options; a wrong one ends the program."""
+    parser = local_parser(
+        "--simulate", "Price collectives on many hosts by a model (LogGP).", EPILOG
+    )
+    add = parser.add_argument
+    add("--ranks", type=int, default=64, help="of the job (64)")
+    add("--hosts", type=int, default=8, help="in equal blocks (8)")
+    ops = [op for op in tuning_table.COLLECTIVES if algorithms(op)]
+    add("--ops", default="all_reduce,broadcast,all_gather,barrier", help=f"of {','.join(ops)}")
+    add("--sizes", default=SIZES, help=f"bytes of a call ({SIZES})")
+    add("--constants", metavar="FILE", help="written by scripts/validate-model")
+    add("--rate", metavar="RATE", help="of a host's link, such as 1gbit")
+    add("--latency", type=float, default=20.0, help="us between hosts, without --constants (20)")
+    add("--overhead", type=float, default=2.0, help="us of a core for each message and end (2)")
+    add("--copying", type=float, default=0.1, help="ns of a core for each byte and end (0.1)")
+    add(
+        "--inside",
+        choices=("windows", "messages"),
+        default="messages",
+        help="how the ranks of a host exchange data: windows needs --constants with as many",
+    )
+    add("--all", action="store_true", help="print prices that are not validated, in brackets")
+    add("--plot", metavar="FILE", help="draw time against size")
+    given = checked(parser, arguments)
+    try:
+        given.sizes = [size(text) for text in given.sizes.split(",")]
+        given.rate = None if given.rate is None else rate(given.rate)
+        given.constants = constants_of(given)
+    except ValueError as error:
+        parser.error(str(error))
+    given.ops = given.ops.split(",")
+    if unknown := [op for op in given.ops if op not in ops]:
+        parser.error(f"--ops: no {unknown[0]!r}; there are {', '.join(ops)}")
+    if given.hosts < 2 or given.ranks % given.hosts or given.ranks == given.hosts:
+        parser.error("--ranks must be a multiple of --hosts, which are 2 at least, and more")
+    return given
+
+
+def constants_of(given: argparse.Namespace) -> Constants:
+    """Return the constants of the file or of the options. Raises ValueError."""
+    if given.constants is not None:
+        return load(given.constants)
+    level = Level(given.latency * 1e-6, given.overhead * 1e-6, given.copying * 1e-9)
+    return Constants(replace(level, latency=level.latency / 20), level, {}, [])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; return 0."""
+    given = parse(arguments)
+    constants: Constants = given.constants
+    machine = constants.machine(given.rate)
+    each = given.ranks // given.hosts
+    places = [rank // each for rank in range(given.ranks)] if given.ranks <= RECORDED else None
+    print(
+        f"{given.ranks} ranks on {given.hosts} hosts, in blocks; "
+        + ("recorded schedules" if places else "composed of recorded schedules and of rounds")
+        + ", by the model, not measured"
+    )
+    rows: list[dict[str, Any]] = []
+    print(f"{'us':<28}" + "".join(f"{size_text(nbytes):>16}" for nbytes in given.sizes))
+    for op in given.ops:
+        for name in algorithms(op):
+            cells = [
+                cell_of((op, name), nbytes, places, given, machine)
+                for nbytes in ([0] if op == "barrier" else given.sizes)
+            ]
+            rows += cells
+            print(f"{op + ' ' + name:<28}" + "".join(f"{text(c, given.all):>16}" for c in cells),
+                  flush=True)  # fmt: skip
+    for reason in sorted({row["why"] for row in rows if row["why"]}):
+        print(f"not priced: {reason}")
+    report.save({"ranks": given.ranks, "hosts": given.hosts, "rows": rows}, given.json)
+    if given.plot:
+        draw(rows, given)
+    return 0
+
+
+def cell_of(
+    key: Key, nbytes: int, places: Sequence[int] | None, given: argparse.Namespace, machine: Machine
+) -> dict[str, Any]:
+    """Return a price, with whether it is validated, or why there is none."""
+    seconds, why = None, ""
+    whole = nbytes if key[0] in WHOLE else nbytes * (given.ranks if nbytes == 8 else 1)
+    try:
+        seconds = price(
+            key, whole, given.hosts, given.ranks, machine, windows=given.inside == "windows",
+            places=places,
+        )  # fmt: skip
+    except NotPricedError as error:
+        why = str(error)
+    valid = given.constants.validated(key, nbytes, given.rate is not None)
+    return {
+        "op": key[0], "algorithm": key[1], "bytes": nbytes, "seconds": seconds,
+        "validated": valid, "why": why,
+    }  # fmt: skip
+
+
+def text(cell: Mapping[str, Any], everything: bool) -> str:
+    """Return a cell of the table."""
+    if cell["seconds"] is None:
+        return "-"
+    number = f"{cell['seconds'] * 1e6:.4g}"
+    if cell["validated"]:
+        return number
+    return f"({number})" if everything else "not validated"
+
+
+def draw(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> None:
+    """Write the plot: time against size, a line for each algorithm."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    plt: Any = importlib.import_module("matplotlib.pyplot")
+    ops = [op for op in given.ops if op != "barrier"] or given.ops
+    columns = min(3, len(ops))
+    lines = math.ceil(len(ops) / columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3.4 * lines), squeeze=False)
+    for picture, op in zip(axes.flat, ops, strict=False):
+        for name in algorithms(op):
+            points = [
+                (max(1, row["bytes"]), row["seconds"] * 1e6) for row in rows
+                if (row["op"], row["algorithm"]) == (op, name) and row["seconds"] is not None
+                and (row["validated"] or given.all)
+            ]  # fmt: skip
+            if points:
+                picture.plot(*zip(*points, strict=True), "o-", markersize=3, label=name)
+        picture.set_title(op, fontsize=10)
+        picture.set_xscale("log", base=2)
+        picture.set_yscale("log")
+        picture.set_xlabel("bytes")
+        picture.grid(True, alpha=0.3)
+        if picture.has_data():
+            picture.legend(fontsize=7)
+    for line in axes:
+        line[0].set_ylabel("us, by the model")
+    figure.suptitle(f"{given.ranks} ranks on {given.hosts} hosts, not measured", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(given.plot, dpi=150)
+    plt.close(figure)

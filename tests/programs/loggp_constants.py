@@ -1,0 +1,63 @@
+"""Constants of the model of `python -m cydist.bench --simulate`, as a job of two ranks.
+
+Rank 0 prints JSON: the seconds that a post of 8 bytes and of 64 KiB takes its sender, and half of a
+message there and back of 8 bytes, 32 KiB, 256 KiB and 1 MiB: medians of many rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+
+import numpy as np
+
+import cydist as dist
+
+ROUNDS, BURST = 60, 8
+
+
+def post_seconds(nbytes: int) -> float:
+    """Return what a post takes, of a burst that the connection takes at once."""
+    data = [np.zeros(nbytes, np.uint8) for _ in range(BURST)]
+    token = np.zeros(1)
+    found = []
+    for _ in range(ROUNDS):
+        if dist.get_rank() == 0:
+            began = time.perf_counter()
+            works = [dist.isend(each, 1) for each in data]
+            found.append((time.perf_counter() - began) / BURST)
+            for work in works:
+                work.wait()
+            dist.recv(token, 1)
+        else:
+            for each in data:
+                dist.recv(each, 0)
+            dist.send(token, 0)
+    return statistics.median(found) if found else 0.0
+
+
+def half_seconds(nbytes: int) -> float:
+    """Return half of what a message there and back takes."""
+    data = np.zeros(nbytes, np.uint8)
+    found = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        if dist.get_rank() == 0:
+            dist.send(data, 1)
+            dist.recv(data, 1)
+        else:
+            dist.recv(data, 0)
+            dist.send(data, 0)
+        found.append((time.perf_counter() - began) / 2)
+    return statistics.median(found)
+
+
+dist.init_process_group("tcp", timeout=60)
+dist.barrier()
+posts = {nbytes: post_seconds(nbytes) for nbytes in (8, 32768)}
+halves = {nbytes: half_seconds(nbytes) for nbytes in (8, 32768, 262144, 1048576)}
+if dist.get_rank() == 0:
+    print(json.dumps({"post": posts, "half": halves}), flush=True)
+dist.barrier()
+dist.destroy_process_group()
