@@ -41,9 +41,10 @@ LARGE = {
     "1024-uneven": uneven(117, 17)[:1024],
     "1024-uneven-mixed": mixed(uneven(117, 17)[:1024]),
     "1+3+1020": [0, *[1] * 3, *[2] * 1020],
-    "1024-on-1023-hosts": [0, *range(1023)],
     "1024-subgroup": uneven(400, 17)[::3][:1024],
 }
+# Where rings of long calls have millions of messages, for short ones.
+SPARSE = {"1024-on-1023-hosts": [0, *range(1023)]}
 
 
 def row_id(row):
@@ -80,9 +81,9 @@ class HierarchicalSchedule:
         return nbytes, count
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)  # some have millions of lines
 def recorded(row, placement, nbytes, root):
-    return HierarchicalSchedule(row, (PLACEMENTS | LARGE)[placement], nbytes, root)
+    return HierarchicalSchedule(row, (PLACEMENTS | LARGE | SPARSE)[placement], nbytes, root)
 
 
 def able(row, placement):
@@ -108,7 +109,7 @@ def case_id(case):
     return f"{row_id(row)}-{placement}-{nbytes}"
 
 
-@pytest.fixture(params=CASES, ids=case_id)
+@pytest.fixture(params=CASES, ids=case_id, scope="module")
 def schedule(request):
     """The logs of every hierarchical algorithm, for short and long calls."""
     row, placement, nbytes = request.param
@@ -284,12 +285,12 @@ def test_blocks_of_hosts_need_a_connection_for_each(row, placement):
 SHORT = {"broadcast": 1, "reduce": 1, "gather": 1, "scatter": 1, "barrier": 2}
 
 
-@pytest.mark.parametrize("placement", [*PLACEMENTS, *more(*LARGE)])
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *more(*LARGE, *SPARSE)])
 @pytest.mark.parametrize("collective", SHORT)
 def test_leaders_send_the_fewest_messages(collective, placement):
     """A short call with a root takes one message for each other host, in any placement; a barrier
     log2(h) for each host."""
-    hosts = (PLACEMENTS | LARGE)[placement]
+    hosts = (PLACEMENTS | LARGE | SPARSE)[placement]
     h = len(set(hosts))
     found = recorded((collective, "leaders"), placement, 16 * len(hosts), len(hosts) - 1)
     sent = found.between_hosts()[1]
