@@ -36,7 +36,7 @@ class DeadlockError(RuntimeError):
 
 @dataclass(frozen=True)
 class Level:
-    """The cost of a message at one level, in seconds.
+    """The costs of a message at one level, in seconds.
 
     Attributes:
         latency: From the sender to the receiver.
@@ -53,7 +53,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Machine:
-    """What schedules are played on.
+    """The machine that schedules are played on.
 
     Attributes:
         inside: Messages between ranks of one host.
@@ -307,3 +307,28 @@ def play(logs: Sequence[Sequence[Line]], hosts: Sequence[int], machine: Machine 
     With the default, the number of messages on the longest chain.
     """
     return Player(logs, hosts, machine).play()
+
+
+CALLS = 4  # in a row
+
+
+def repeated(logs: Sequence[Sequence[Line]], calls: int = CALLS) -> list[list[Line]]:
+    """Return the same call several times in a row."""
+    return [
+        [
+            (what, peer, step if what == "together" else step + (call << 24), nbytes,
+             request + call * len(log))
+            for call in range(calls)
+            for what, peer, step, nbytes, request in log
+        ]
+        for log in logs
+    ]  # fmt: skip
+
+
+def play_in_a_row(logs: Sequence[Sequence[Line]], hosts: Sequence[int], machine: Machine) -> float:
+    """Return the seconds of each further call where one follows another, as a benchmark has it.
+
+    A rank that waits for no other, such as a broadcast's root, is ahead of the others then.
+    """
+    one = play(logs, hosts, machine)
+    return (play(repeated(logs), hosts, machine) - one) / (CALLS - 1)

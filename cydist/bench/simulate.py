@@ -31,6 +31,7 @@ from cydist.bench.schedules import (
     Line,
     Machine,
     play,
+    play_in_a_row,
     record,
 )
 from cydist.tuning import table as tuning_table
@@ -55,17 +56,19 @@ Local = Mapping[tuple[str, int], Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True)
 class Constants:
-    """What a file of constants holds; see `load`."""
+    """The contents of a file of constants; see `load`."""
 
     inside: Level
     between: Level
     local: Local
     cells: Sequence[Mapping[str, Any]]
+    limited: Level | None = None  # between hosts, with the limit that cells have
+    limit: float = 0.0  # bits per second
 
     def together(self, collective: str, ranks: int, nbytes: int) -> float:
         """Return the seconds of a collective of a host's ranks through windows.
 
-        Raises KeyError if no group of so many ranks was measured.
+        Raises KeyError if no group of that size was measured.
         """
         points = self.local[collective, ranks]  # its key says what is missing
         at = bisect.bisect_left([each for each, _ in points], nbytes)
@@ -80,7 +83,10 @@ class Constants:
     def machine(self, bits_per_second: float | None, cores: int = 0) -> Machine:
         """Return the machine with these constants, with a link of this rate between hosts."""
         between = self.between
-        if bits_per_second is not None:
+        if bits_per_second is not None and self.limited is not None:
+            wire = self.limited.wire * self.limit / bits_per_second
+            between = replace(self.limited, wire=max(self.between.wire, wire))
+        elif bits_per_second is not None:
             between = replace(between, wire=max(between.wire, 8 / bits_per_second))
         return Machine(self.inside, between, self.together, cores)
 
@@ -105,7 +111,10 @@ def load(path: str) -> Constants:
             (each["op"], each["ranks"]): [(int(n), float(t)) for n, t in each["seconds"]]
             for each in found["local"]
         }
-        return Constants(Level(**found["inside"]), Level(**found["between"]), local, found["cells"])
+        return Constants(
+            Level(**found["inside"]), Level(**found["between"]), local, found["cells"],
+            Level(**found["limited"]) if found.get("limited") else None, found.get("limit", 0.0),
+        )  # fmt: skip
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -159,7 +168,7 @@ class Rounds:
 
 
 def _one_way(level: Level, nbytes: int, at_once: int) -> float:
-    """Return the seconds of a message, of so many that share a wire."""
+    """Return the seconds of a message, one of `at_once` that share a wire."""
     asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
     ends = 2 * (level.overhead + nbytes * level.copying)
     return ends + asked + level.latency + at_once * nbytes * level.wire
@@ -229,7 +238,7 @@ class NotPricedError(ValueError):
 
 def price(
     key: Key, nbytes: int, hosts: int, ranks: int, machine: Machine, *, windows: bool,
-    places: Sequence[int] | None = None,
+    places: Sequence[int] | None = None, in_a_row: bool = False,
 ) -> float:  # fmt: skip
     """Return the seconds of a call.
 
@@ -240,6 +249,7 @@ def price(
         ranks: How many.
         machine: What it runs on.
         windows: The ranks of a host share memory.
+        in_a_row: Calls follow each other; with places.
         places: The host of each rank; None: equal blocks, of which there are too many to record.
 
     Raises NotPricedError.
@@ -252,7 +262,8 @@ def price(
             logs = record(collective, name, places, nbytes, together=hierarchical and windows)
             if sum(map(len, logs)) > MOST_MESSAGES:
                 raise NotPricedError("too many messages to play")
-            return play(logs, places, machine)
+            how = play_in_a_row if in_a_row else play
+            return how(logs, places, machine)
         if hierarchical and key in COMPOSED:
             return composed(key, nbytes, hosts, each, machine, windows)
         many = None if hierarchical else rounds(key, ranks, nbytes)

@@ -1,6 +1,6 @@
 """Constants of the model of `python -m cydist.bench --simulate`, as a job of two ranks.
 
-Rank 0 prints JSON: the seconds that a post of 8 bytes and of 64 KiB takes its sender, and half of a
+Rank 0 prints JSON: the seconds that a post of 8 bytes and of 32 KiB takes its sender, half of a
 message there and back of 8 bytes, 32 KiB, 256 KiB and 1 MiB: medians of many rounds.
 """
 
