@@ -36,7 +36,7 @@ class DeadlockError(RuntimeError):
 
 @dataclass(frozen=True)
 class Level:
-    """What a message costs at one level, in seconds.
+    """Costs of a message at one level, in seconds.
 
     Attributes:
         latency: From the sender to the receiver.
@@ -53,7 +53,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Machine:
-    """What schedules are played on.
+    """Hosts, ranks and costs on which schedules are played.
 
     Attributes:
         inside: Messages between ranks of one host.
