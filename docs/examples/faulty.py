@@ -1,4 +1,4 @@
-"""A training loop in which rank 2 has a fault that you choose: docs/debugging.md finds each.
+"""A training loop in which rank 2 has a fault that you choose: docs/guide/debugging.md finds each.
 
 cydistrun --nproc-per-node 4 docs/examples/faulty.py slow
 

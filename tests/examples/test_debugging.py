@@ -1,5 +1,5 @@
-"""docs/debugging.md finds the planted faults of docs/examples/faulty.py: its commands print what it
-shows, but for numbers."""
+"""docs/guide/debugging.md finds the planted faults of docs/examples/faulty.py: its commands print
+what it shows, but for numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cydist.launch.live_table import HEAD
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/debugging.md").read_text()
+PAGE = (ROOT / "docs/guide/debugging.md").read_text()
 DEADLINE = 50.0
 # Commands of the page, as this Python runs them.
 PROGRAMS = {
