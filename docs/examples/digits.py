@@ -137,6 +137,10 @@ class NumpyModel:
     def parameters(self) -> list[np.ndarray]:
         return self._parameters
 
+    def state(self) -> list[np.ndarray]:
+        """Return all that training changes."""
+        return [*self._parameters, *self._velocity]
+
 
 class TorchModel:
     """The same perceptron as a torch module."""
@@ -203,13 +207,15 @@ def average(arrays: list[Any]) -> None:
     dist.all_reduce_coalesced(arrays, op=dist.ReduceOp.AVG)
 
 
-def train(model: Model, digits: Digits, epochs: int, rank: int, size: int) -> History:
-    """Train on `size` ranks, of which this is `rank`; rank 0 prints as it goes."""
+def train(
+    model: Model, digits: Digits, epochs: int, rank: int, size: int, first: int = 0
+) -> History:
+    """Train on `size` ranks, of which this is `rank`, from epoch `first` on; rank 0 prints as it
+    goes."""
     history = History(size)
-    order = np.random.default_rng(SEED)
-    for epoch in range(epochs):
+    for epoch in range(first, epochs):
         losses, compute, communication = [], 0.0, 0.0
-        shuffled = order.permutation(len(digits.train_labels))
+        shuffled = np.random.default_rng((SEED, epoch)).permutation(len(digits.train_labels))
         for start in range(0, len(shuffled), BATCH):
             began = time.perf_counter()
             batch = shuffled[start : start + BATCH]
@@ -281,6 +287,21 @@ def plot(path: Path, framework: str, several: History, single: History) -> None:
     pyplot.close(figure)
 
 
+def speed_up(several: History, single: History) -> str:
+    """Return how much faster several ranks are than one, and if they are not, a reason."""
+    ratio, cores = single.seconds() / several.seconds(), len(os.sched_getaffinity(0))
+    if ratio > 1:
+        return f"{several.ranks} ranks train {ratio:.2f} times as fast as one"
+    if several.ranks > cores:
+        why = f"they share {cores} cores"
+    else:
+        why = (
+            f"{several.share():.0%} of their time is communication and waiting for each other, and "
+            f"the machine may have other work (load {os.getloadavg()[0]:.1f} on {cores} cores)"
+        )
+    return f"{several.ranks} ranks are not faster than one here ({ratio:.2f} times): {why}"
+
+
 def compare(framework: str, several: History, single: History, output: Path) -> list[str]:
     """Print and write the results; return the errors in them, as sentences."""
     difference = float(np.max(np.abs(np.subtract(several.losses, single.losses))))
@@ -289,7 +310,8 @@ def compare(framework: str, several: History, single: History, output: Path) -> 
         f"  world size {several.ranks}: test accuracy {accuracy:.2%}, {several.seconds():.2f} s,"
         f" {several.share():.0%} of it communication\n"
         f"  1 rank: test accuracy {single.accuracies[-1]:.2%}, {single.seconds():.2f} s\n"
-        f"  the losses differ by at most {difference:.1e}"
+        f"  the losses differ by at most {difference:.1e}\n"
+        f"  {speed_up(several, single)}"
     )
     output.mkdir(parents=True, exist_ok=True)
     picture = output / f"digits-{framework}.png"

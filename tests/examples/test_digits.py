@@ -141,3 +141,39 @@ def test_backward_pass_is_right(digits: ModuleType) -> None:
     theirs[1::2] = [weight.T for weight in theirs[1::2]]
     for mine, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
+
+
+def test_the_others_go_on_after_a_death() -> None:
+    """docs/examples/survive.py: the error names the rank, and the replicas stay equal."""
+    command = [sys.executable, "-m", "cydist.run", "--keep-going", "--nproc-per-node", "3"]
+    script = ROOT / "docs/examples/survive.py"
+    done = subprocess.run(
+        [*command, script], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 137, done.stderr
+    for rank in (0, 2):
+        assert f"[{rank}]   PeerFailedError: all_reduce_coalesced #" in done.stdout
+    assert done.stdout.count(" on the default group: rank 1 on ") == 2
+    assert "[0]   now rank 0 of 2" in done.stdout
+    assert "[2]   now rank 1 of 2" in done.stdout
+    assert "[0]   replicas are equal after the death of rank 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "cores", "words"),
+    [
+        (2, 0.5, 2, "2 ranks train 2.00 times as fast as one"),
+        (2, 2.0, 2, "not faster than one here (0.50 times): 50% of their time is communication"),
+        (4, 2.0, 2, "4 ranks are not faster than one here (0.50 times): they share 2 cores"),
+    ],
+    ids=["faster", "slower", "more ranks than cores"],
+)
+def test_the_speed_is_told_as_it_was(
+    digits: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: int, seconds: float, cores: int,
+    words: str,
+) -> None:  # fmt: skip
+    """Faster, or a reason why not."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    several = digits.History(ranks, compute=[seconds / 2], communication=[seconds / 2])
+    single = digits.History(1, compute=[1.0], communication=[0.0])
+    assert words in digits.speed_up(several, single)
