@@ -12,8 +12,8 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, COLLECTIVE_TAG, COLLECTIVES, EVEN, EXSCAN,
-    GATHER, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, SEQUENCE_SHIFT, Algorithm, Block,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, COLLECTIVE_TAG, COLLECTIVES, EVEN,
+    EXSCAN, GATHER, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, SEQUENCE_SHIFT, Algorithm, Block,
     Call, Comm, Fingerprint, Link, Reduction, Request,
 )
 from cydist._native.algorithm_table cimport (
