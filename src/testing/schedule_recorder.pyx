@@ -13,8 +13,8 @@ from libc.string cimport memset
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, COLLECTIVE_TAG, COLLECTIVES, EVEN,
-    EXSCAN, GATHER, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, SEQUENCE_SHIFT, Algorithm, Block,
-    Call, Comm, Fingerprint, Link, Reduction, Request,
+    EXSCAN, GATHER, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, SCAN, SCATTER, SEQUENCE_SHIFT,
+    Algorithm, Block, Call, Comm, Fingerprint, Link, Reduction, Request,
 )
 from cydist._native.algorithm_table cimport (
     SIZE_CLASSES, Choice, Entry, choice_of, number_of,
