@@ -4,7 +4,7 @@ import functools
 import itertools
 
 import pytest
-from extra_values import more
+from extra_values import long
 from recorded_calls import unfinished_requests
 
 from cydist.bench.schedules import UNIT, WHOLE, DeadlockError, Line, play, record
@@ -99,7 +99,7 @@ CASES = [
     for placement in PLACEMENTS
     for nbytes in (1 << 15, 1 << 22)
     if able(row, placement)
-] + more(
+] + long(
     *((row, placement, 1 << 22) for row in ROWS for placement in LARGE if able(row, placement))
 )
 
@@ -165,7 +165,7 @@ def test_any_root(row, placement, nbytes):
             assert sent == found.nbytes // found.p * blocks_between(hosts, root, row[0])
 
 
-@pytest.mark.parametrize("row", more(*ROOTED), ids=row_id)
+@pytest.mark.parametrize("row", long(*ROOTED), ids=row_id)
 @pytest.mark.parametrize("placement", LARGE)
 def test_any_root_among_a_thousand_ranks(row, placement):
     """The same for the first and last rank, and one in the middle."""
@@ -204,7 +204,7 @@ def test_each_byte_crosses_once_for_each_host_that_needs_it(row, placement):
     assert least <= sum(found.between_hosts()[0]) <= 1.03 * least
 
 
-@pytest.mark.parametrize("placement", more(*LARGE))
+@pytest.mark.parametrize("placement", long(*LARGE))
 @pytest.mark.parametrize("row", LONG, ids=row_id)
 def test_each_byte_crosses_once_among_a_thousand_ranks(row, placement):
     """The same, far from what can be run here."""
@@ -255,7 +255,7 @@ FEW = [row for row in ROWS if row[0] not in TO_ALL and row not in TO_HOSTS]
 
 
 @pytest.mark.parametrize("nbytes", [1 << 14, 1 << 22])
-@pytest.mark.parametrize("placement", more(*LARGE))
+@pytest.mark.parametrize("placement", long(*LARGE))
 @pytest.mark.parametrize("row", FEW, ids=row_id)
 def test_a_rank_needs_few_connections(row, placement, nbytes):
     """Of 1,024 ranks none talks to more than those on its host and 2 log2(h) + 4 others."""
@@ -271,7 +271,7 @@ def test_a_rank_needs_few_connections(row, placement, nbytes):
     assert max(elsewhere) <= most
 
 
-@pytest.mark.parametrize("placement", more("1024-in-blocks", "1024-round-robin"))
+@pytest.mark.parametrize("placement", long("1024-in-blocks", "1024-round-robin"))
 @pytest.mark.parametrize("row", TO_HOSTS, ids=row_id)
 def test_blocks_of_hosts_need_a_connection_for_each(row, placement):
     """Where each host has something for each other one, ranks talk to one rank of each at most."""
@@ -285,7 +285,7 @@ def test_blocks_of_hosts_need_a_connection_for_each(row, placement):
 SHORT = {"broadcast": 1, "reduce": 1, "gather": 1, "scatter": 1, "barrier": 2}
 
 
-@pytest.mark.parametrize("placement", [*PLACEMENTS, *more(*LARGE, *SPARSE)])
+@pytest.mark.parametrize("placement", [*PLACEMENTS, *long(*LARGE, *SPARSE)])
 @pytest.mark.parametrize("collective", SHORT)
 def test_leaders_send_the_fewest_messages(collective, placement):
     """A short call with a root takes one message for each other host, in any placement; a barrier

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from collective_cases import ROOTED, Case, Ranks
-from extra_values import more
+from extra_values import long
 
 from cydist.tuning import table as tuning_table
 
@@ -30,7 +30,7 @@ PLACEMENTS = {
 }
 
 
-@pytest.fixture(params=["uneven", *more(*(name for name in PLACEMENTS if name != "uneven"))])
+@pytest.fixture(params=["uneven", *long(*(name for name in PLACEMENTS if name != "uneven"))])
 def hosts(request: pytest.FixtureRequest) -> list[int]:
     """The host of each of 1,024 ranks."""
     return PLACEMENTS[request.param](1024)
@@ -67,7 +67,7 @@ def test_right_data(ranks: Ranks) -> None:
             check(ranks, row, [0, 512, 1023])
 
 
-@pytest.mark.more
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("row", [row for row in ROWS if row[0] in MANY_BLOCKS], ids="-".join)
 @pytest.mark.parametrize("place", ["uneven", "1-and-3-and-the-rest", "round-robin"])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collective_cases import Case, Ranks
-from extra_values import more
+from extra_values import long
 from mpi_launchers import ROOT, TOLERANT, binaries
 
 import cydist as dist
@@ -28,7 +28,7 @@ from cydist.tuning import table as tuning_table
 
 BEFORE = 30  # counts from the start of a test to the end of the word
 CALLS = 3 * BEFORE
-WIDTHS = [32, 64, *more(16, 31, 39, 63)]
+WIDTHS = [32, 64, *long(16, 31, 39, 63)]
 TRANSPORTS = ["inproc", "tcp", "tls", "shm"]
 LARGE = 300_000  # bytes: announced, and copied by both ranks where they share a host
 
@@ -353,7 +353,7 @@ print("content")
 """  # fmt: skip
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", *more("mpich")])
+@pytest.mark.parametrize("mpi", ["openmpi", *long("mpich")])
 @pytest.mark.parametrize("transport", ["windows", "mpi"])
 def test_over_mpi(mpi: str, transport: str, width: int, tmp_path: Path) -> None:
     """MPI's tags, of which each payload takes the next one, begin again at 1 after the largest."""
