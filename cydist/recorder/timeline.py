@@ -361,7 +361,7 @@ def _byte_lines(timeline: Timeline) -> str:
     for kind in kinds[:MOST_LISTED]:
         ranks = len(members[kind])
         text += (
-            f"  {kind[1]} of group {kind[0]!r}: {_bytes(sum(groups[kind]) / ranks)} in "
+            f"  {kind[1]} of {group_title(kind[0])}: {_bytes(sum(groups[kind]) / ranks)} in "
             f"{len(groups[kind]) / ranks:.0f} calls, on each of {ranks} ranks\n"
         )
     return text if links or groups else ""

@@ -112,7 +112,7 @@ def test_hang_names_the_straggler(
     assert re.search(rf"(?m)^1 +\d+ +after all_reduce #3 .* s +.*{DOING[how]}", text), text
     late = re.search(r"Rank 1 is late: .*", text)
     assert late is not None, text
-    assert "rank 0 is in all_reduce #4 of 32 bytes, float64 of group" in late[0]
+    assert "rank 0 is in all_reduce #4 of 32 bytes, float64 of the default group" in late[0]
     assert "rank 1 has come to call #3" in late[0]
     stacks = text.partition("stacks of rank 1")[2]
     if how == "stopped" and not shutil.which("py-spy"):
