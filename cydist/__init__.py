@@ -103,6 +103,7 @@ from cydist.groups.registry import (
 from cydist.logs import add_rank
 from cydist.reduce_ops import ReduceOp, reduce_op, supports_complex
 from cydist.rendezvous import rendezvous
+from cydist.version import __version__ as __version__
 from cydist.waiting import default_pg_timeout
 from cydist.work import EventWork, Work
 

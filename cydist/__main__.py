@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cydist.launch import all_hosts, rank_records
 from cydist.launch.run_files import JobFile
+from cydist.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Look at jobs that cydistrun has started on this host.",
         epilog="A job's files are its user's: no other user can look at it.",
     )
+    it.add_argument("--version", action="version", version=f"{it.prog} {__version__}")
     commands = it.add_subparsers(dest="command", required=True)
     about = "beginning of its run id, pid of its cydistrun, or directory; default: the only one"
     for name, text in (

@@ -108,12 +108,11 @@ class Cydist(TorchLike):
     def __init__(self, backend: str, arrays: str, **init_arguments: Any) -> None:
         import cydist
         from cydist import config
-        from cydist.tuning.file import version
 
         cydist.init_process_group(backend, timeout=TIMEOUT, **init_arguments)
         self.windows = bool(getattr(cydist.group.WORLD, "windows", False))
         about = {
-            "version": f"cydist {version() or 'from its source tree'}",
+            "version": f"cydist {cydist.__version__}",
             "transport": f"{backend}, {'shared memory' if self.windows else 'messages'}",
         }
         if config.ENCRYPT.is_on() and not self.windows:

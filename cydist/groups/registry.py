@@ -202,13 +202,13 @@ def _check_version(name: str, create: Callable[..., ProcessGroup] | Family) -> N
     stated = getattr(create, "interface_version", INTERFACE_VERSION)
     if stated == INTERFACE_VERSION:
         return
-    from cydist.tuning.file import version
+    from cydist.version import __version__
 
     where = f"{getattr(create, '__module__', '')}.{getattr(create, '__qualname__', create)}"
     newer = isinstance(stated, int) and stated > INTERFACE_VERSION
     raise UnsupportedError(
         f"backend {name!r} ({where}) was written for version {stated!r} of cydist's interface for "
-        f"backends, and this is cydist {version()}, which has version {INTERFACE_VERSION}: "
+        f"backends, and this is cydist {__version__}, which has version {INTERFACE_VERSION}: "
         f"install a later release of {'cydist' if newer else 'the backend'}"
     )
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from cydist import config
 from cydist.errors import AuthenticationError
 from cydist.net.secret import renew_user_secret
+from cydist.version import __version__
 
 DEFAULT_PORT = 29500
 STREAMS = {1: "stdout", 2: "stderr"}
@@ -165,9 +166,7 @@ class _Version(argparse.Action):
     """Print cydist's version, and end."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version  # slow to import, and a start needs none
-
-        print(parser.prog, version("cydist"))
+        print(parser.prog, __version__)
         parser.exit()
 
 

@@ -4,7 +4,7 @@ They are in a file of the user, named after the host. Hosts may have different f
 all ranks must choose alike. So the file of rank 0's host counts for the whole job, and
 init_process_group distributes it. It contains JSON:
 
-    {"format": 1, "cydist": "0.1.0", "measured": [
+    {"format": 1, "cydist": "0.9.0", "measured": [
         {"ranks": 2, "windows": true, "segment_bytes": 131072, "about": {...},
          "rules": {"all_reduce": [{"name": "flat", "most_bytes": 4096}, {"name": "staged"}]}}]}
 """
@@ -23,6 +23,7 @@ from cydist.net.auth import user_secret_path
 from cydist.stores import Store
 from cydist.tuning import table as tuning_table
 from cydist.tuning.table import FORMER_NAMES, NEEDS, Rule
+from cydist.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and only rank 0 needs it
@@ -135,10 +136,10 @@ def parse(text: str) -> list[Measured]:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     found = _members(found, "the file", {"format", "cydist", "measured"})
-    if found.get("format") != FORMAT or found.get("cydist") != version():
+    if found.get("format") != FORMAT or found.get("cydist") != __version__:
         raise ValueError(
             f"it is of cydist {found.get('cydist')!r}, format {found.get('format')!r}; "
-            f"this is cydist {version()!r}, format {FORMAT}"
+            f"this is cydist {__version__!r}, format {FORMAT}"
         )
     return [_measured(each) for each in _list(found.get("measured"), "measured")]
 
@@ -195,17 +196,6 @@ def _number(value: object, what: str, most: int) -> int:
     return value
 
 
-def version() -> str:
-    """Return this cydist's version; "" in a source tree that was never installed."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as of
-
-    try:
-        return of("cydist")
-    except PackageNotFoundError:
-        return ""
-
-
 def merge(old: list[Measured], new: Measured) -> list[Measured]:
     """Return `old` updated with `new`, which replaces entries for the same kind of group.
 
@@ -251,7 +241,7 @@ def encode(measured: list[Measured]) -> str:
         }
         for each in measured
     ]
-    return json.dumps({"format": FORMAT, "cydist": version(), "measured": entries}, indent=1) + "\n"
+    return json.dumps({"format": FORMAT, "cydist": __version__, "measured": entries}, indent=1) + "\n"
 
 
 def _row(rule: Rule) -> dict[str, Any]:

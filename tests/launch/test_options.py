@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from cydist.launch.options import (
     parser,
     which_streams,
 )
+from cydist.version import __version__
 
 SCRIPT = os.path.abspath(__file__)
 CPUS = len(os.sched_getaffinity(0))
@@ -305,9 +305,16 @@ def test_every_option_has_help() -> None:
 
 
 def test_version() -> None:
-    """--version shows the installed version, and starts nothing."""
+    """--version shows the version of cydist, and starts nothing."""
     result = run_launcher("--version")
-    assert (result.returncode, result.stdout) == (0, f"cydistrun {version('cydist')}\n")
+    assert (result.returncode, result.stdout) == (0, f"cydistrun {__version__}\n")
+
+
+def test_version_of_cydist() -> None:
+    """So does `python -m cydist --version`."""
+    command = [sys.executable, "-m", "cydist", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (result.returncode, result.stdout) == (0, f"cydist {__version__}\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["-n", "2"]], ids=["alone", "only options"])
