@@ -241,7 +241,9 @@ def encode(measured: list[Measured]) -> str:
         }
         for each in measured
     ]
-    return json.dumps({"format": FORMAT, "cydist": __version__, "measured": entries}, indent=1) + "\n"
+    return (
+        json.dumps({"format": FORMAT, "cydist": __version__, "measured": entries}, indent=1) + "\n"
+    )
 
 
 def _row(rule: Rule) -> dict[str, Any]:
