@@ -64,6 +64,7 @@ from cydist.api.process_groups import (
     shrink_group,
 )
 from cydist.api.shared_arrays import empty_shared, is_shared
+from cydist.config import __version__ as __version__
 from cydist.errors import (
     AuthenticationError,
     DistBackendError,
@@ -103,7 +104,6 @@ from cydist.groups.registry import (
 from cydist.logs import add_rank
 from cydist.reduce_ops import ReduceOp, reduce_op, supports_complex
 from cydist.rendezvous import rendezvous
-from cydist.version import __version__ as __version__
 from cydist.waiting import default_pg_timeout
 from cydist.work import EventWork, Work
 

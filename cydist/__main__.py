@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from cydist.config import __version__
 from cydist.launch import all_hosts, rank_records
 from cydist.launch.run_files import JobFile
-from cydist.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

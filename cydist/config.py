@@ -1,4 +1,4 @@
-"""Every environment variable that cydist honours, read here and nowhere else.
+"""cydist's version, and every environment variable that it honours, read here and nowhere else.
 
 A torch variable is honoured under its own name; its CYDIST_ twin wins.
 """
@@ -6,6 +6,9 @@ A torch variable is honoured under its own name; its CYDIST_ twin wins.
 from __future__ import annotations
 
 import os
+
+# The version of cydist, which stands here only: pyproject.toml reads it.
+__version__ = "0.9.0"
 
 
 class Variable:

@@ -202,7 +202,7 @@ def _check_version(name: str, create: Callable[..., ProcessGroup] | Family) -> N
     stated = getattr(create, "interface_version", INTERFACE_VERSION)
     if stated == INTERFACE_VERSION:
         return
-    from cydist.version import __version__
+    from cydist.config import __version__
 
     where = f"{getattr(create, '__module__', '')}.{getattr(create, '__qualname__', create)}"
     newer = isinstance(stated, int) and stated > INTERFACE_VERSION

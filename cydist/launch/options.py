@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from cydist import config
+from cydist.config import __version__
 from cydist.errors import AuthenticationError
 from cydist.net.secret import renew_user_secret
-from cydist.version import __version__
 
 DEFAULT_PORT = 29500
 STREAMS = {1: "stdout", 2: "stderr"}

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cydist import config
+from cydist.config import __version__
 from cydist.errors import warn_user
 from cydist.net.auth import user_secret_path
 from cydist.stores import Store
 from cydist.tuning import table as tuning_table
 from cydist.tuning.table import FORMER_NAMES, NEEDS, Rule
-from cydist.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and only rank 0 needs it

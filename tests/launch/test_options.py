@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cydist.config import __version__
 from cydist.launch.options import (
     REFUSED,
     REFUSED_FLAGS,
@@ -22,7 +23,6 @@ from cydist.launch.options import (
     parser,
     which_streams,
 )
-from cydist.version import __version__
 
 SCRIPT = os.path.abspath(__file__)
 CPUS = len(os.sched_getaffinity(0))
