@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cydist.titles import group_title
+
 # Collectives that no rank completes before all members have begun them.
 MEETINGS = {
     "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all",

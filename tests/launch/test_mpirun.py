@@ -246,7 +246,8 @@ def test_a_late_rank_learns_what_the_others_called(mpi: Path, how: str) -> None:
     """It calls something else than the rank did that has left: MismatchError, there."""
     done = start(mpi, "differing-late", how, transport="mpi")
     assert re.search(
-        r"rank 1: broadcast #\d on the default group: the ranks are in different", done.stdout
+        r"rank 1: broadcast #\d on the default group: the ranks disagree about the dtype",
+        done.stdout,
     )
     assert "of int64" in done.stdout
     assert "of float64" in done.stdout
