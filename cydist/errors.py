@@ -107,9 +107,8 @@ class DistError(_Ground):
         if not _joined:
             _join_torch()
         super().__init__(message)
-        self.add_note(
-            f"See docs/reference/errors.md#{self.code}"
-        )  # below the message in tracebacks only
+        # Tracebacks show it below the message.
+        self.add_note(f"See docs/reference/errors.md#{self.code}")
         self.op = op
         self.seq = seq
         self.group = group
@@ -273,6 +272,7 @@ def from_call_error(
     host: str = "",
     beside: Sequence[int] = (),
     title: str = "",
+    here: int | None = None,
 ) -> DistError:
     """Return the exception for a failure that the engine reported.
 
@@ -284,6 +284,7 @@ def from_call_error(
         host: The name of the peer's host, if it is known.
         beside: Group ranks that were lost with their whole host, the peer among them.
         title: What the message calls the group, if that is not its name.
+        here: This rank, in the group, if it is known.
     """
     if failure.call is not None and failure.call[1] != seq:
         op, seq = failure.call
@@ -299,7 +300,8 @@ def from_call_error(
         "no_memory": "this rank has no memory for the temporaries of this call, or for a message "
         "that came before it" + (f" ({why})" if why else ""),
         "mismatch": f"{disagreement([failure.ours, failure.theirs])}. "
-        f"This rank: {failure.ours}. {who[0].upper() + who[1:]}: {failure.theirs}",
+        f"This rank{'' if here is None else f' ({ranks[here]})'}: {failure.ours}. "
+        f"{who[0].upper() + who[1:]}: {failure.theirs}",
         "aborted": f"the group failed in {failure.ours}"
         if failure.ours
         else "the group was aborted",

@@ -414,13 +414,15 @@ def new_group(
         ) from None
     if sort_ranks:
         members = tuple(sorted(members))
-    for place, member in enumerate(members):
+    seen: set[int] = set()
+    for member in members:
         if not 0 <= member < world.size:
             raise ValueError(
                 f"new_group: {member} is not a global rank: the job has ranks 0 to {world.size - 1}"
             )
-        if member in members[:place]:
+        if member in seen:
             raise ValueError(f"new_group: rank {member} is listed twice")
+        seen.add(member)
     if not members:
         raise ValueError("new_group: a group needs at least one rank")
     spec = registry.canonical(world.spec if backend is None else backend)

@@ -366,7 +366,8 @@ def cell_of(
 ) -> dict[str, Any]:
     """Return a price, with whether it is validated, or why there is none."""
     seconds, why = None, ""
-    whole = nbytes if key[0] in WHOLE else nbytes * (given.ranks if nbytes == 8 else 1)
+    # Blocks have at least one element of 8 bytes each.
+    whole = nbytes if key[0] in WHOLE else max(nbytes, 8 * given.ranks)
     try:
         seconds = price(
             key, whole, given.hosts, given.ranks, machine, windows=given.inside == "windows",

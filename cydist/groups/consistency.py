@@ -68,7 +68,7 @@ def check_consistency(
         here, there = describe_difference(text, theirs.decode("utf-8", "replace"))
         raise MismatchError(
             f"{call.name} #{call.seq} on {group.title}: "
-            f"{disagreement([here, there])}. This rank: {here}. "
+            f"{disagreement([here, there])}. This rank ({group.ranks[group.rank()]}): {here}. "
             f"Rank {group.ranks[rank]}: {there}",
             op=call.name,
             seq=call.seq,

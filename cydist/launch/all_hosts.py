@@ -95,7 +95,7 @@ def _ask(job: JobFile, stacks: Collection[int], seconds: float) -> dict[int, dic
         return {}
     try:
         os.write(fd, question)
-    except BlockingIOError:  # nobody reads: the launcher is stopped
+    except BlockingIOError:  # no process reads: the launcher is stopped
         return {}
     finally:
         os.close(fd)

@@ -209,13 +209,14 @@ class MembershipStore(PrefixStore):
         """Wait, on the rank whose process serves the store, until all others are here. It serves
         them in a thread, which needs Python's lock; and what its program does next may hold that
         until all others have done the same, as MPI_Init does."""
-        if self.holder is None:
-            return
-        if rank == self.holder:
-            if size > 1:
-                self.wait(["done/all"])
-        elif self.add("done", 1) == size - 1:
-            self.set("done/all", b"")
+        if self.holder is not None and rank != self.holder:
+            self.set(f"done/{rank}", b"")
+        elif self.holder is not None and size > 1:
+            others = [other for other in range(size) if other != rank]
+            try:
+                self.wait([f"done/{other}" for other in others])
+            except StoreTimeoutError as error:
+                raise self._late("done", others, error) from error
 
     def leave(self, rank: int, why: str) -> None:
         """Tell the ranks that wait here for `rank` that it will not come; best effort."""
@@ -395,21 +396,26 @@ class MembershipStore(PrefixStore):
             else:
                 made = self._awaited_by([answer], meanwhile)[0]
         except StoreTimeoutError as error:
-            if not error.answered:  # nor would it name the missing ranks
-                raise
-            missing = self.missing(topic, ranks)
-            if not missing:
-                raise
-            raise StoreTimeoutError(
-                f"{self._what}: timeout after {self.timeout.total_seconds():g} s, "
-                f"{listed(self._noun, missing)} did not come"
-            ) from error
+            raise self._late(topic, ranks, error) from error
         if made[:1] == _MADE:
             return made[1:]
         if made[:1] == _FORGED:
             raise AuthenticationError(printable(made[1:]))
         concerned, _, text = printable(made).partition("\n")
         raise RendezvousError(text, ranks=_ranks_in(concerned))
+
+    def _late(
+        self, topic: str, ranks: Sequence[int], error: StoreTimeoutError
+    ) -> StoreTimeoutError:
+        """Return the error with the ranks that have not come for this topic, as far as the store
+        answers."""
+        missing = self.missing(topic, ranks) if error.answered else ()
+        if not missing:
+            return error
+        return StoreTimeoutError(
+            f"{self._what}: timeout after {self.timeout.total_seconds():g} s, "
+            f"{listed(self._noun, missing)} did not come"
+        )
 
     def refuse(self, topic: str, error: RendezvousError | AuthenticationError) -> None:
         """Let `meet` and `digest` raise this error on all ranks that come for this topic."""

@@ -150,7 +150,7 @@ ROOTED = [row for row in ROWS if row[0] in ("broadcast", "reduce", "gather", "sc
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("row", ROOTED, ids=row_id)
 def test_any_root(row, placement, nbytes):
-    """From every root each send has its receive, nobody waits for ever, and each byte crosses
+    """From every root each send has its receive, no rank waits for ever, and each byte crosses
     once."""
     hosts = PLACEMENTS[placement]
     for root in range(len(hosts)):

@@ -146,44 +146,52 @@ def test_withdrawn_messages(end: int, transport: str) -> None:
     job(2, transport, body)
 
 
-@pytest.mark.parametrize("offset", [-1, 0, 1], ids=["before", "at", "after"])
-def test_a_mismatch(end: int, transport: str, offset: int) -> None:
+@pytest.fixture(params=[-1, 0, 1], ids=["before", "at", "after"])
+def calls_before(request: pytest.FixtureRequest) -> int:
+    """Calls up to shortly before, at or after the end of the word."""
+    return BEFORE + int(request.param)
+
+
+def ends(ranks: int, transport: str, calls: int, differ: Callable[[int, Any], None]) -> list[str]:
+    """Return how ranks end that make equal calls and then different ones."""
+
+    def body(rank: int) -> str:
+        x = np.ones(3)
+        for _ in range(calls):
+            dist.all_reduce(x)
+        try:
+            differ(rank, x)
+        except MismatchError:
+            return "mismatch"
+        return "nothing"
+
+    return job(ranks, transport, body)
+
+
+def test_a_mismatch(end: int, transport: str, calls_before: int) -> None:
     """Ranks in different calls, at the end of the word, hear of it on all ranks."""
 
-    def body(rank: int) -> str:
-        x = np.ones(3)
-        for _ in range(BEFORE + offset):
+    def differ(rank: int, x: Any) -> None:
+        if rank == 0:
+            dist.broadcast(x, 1)
+        else:
             dist.all_reduce(x)
-        try:
-            if rank == 0:
-                dist.broadcast(x, 1)
-            else:
-                dist.all_reduce(x)
-            dist.barrier()
-        except MismatchError:
-            return "mismatch"
-        return "nothing"
+        dist.barrier()
 
-    assert job(3, transport, body) == ["mismatch"] * 3
+    assert ends(3, transport, calls_before, differ) == ["mismatch"] * 3
 
 
-@pytest.mark.parametrize("offset", [-1, 0, 1], ids=["before", "at", "after"])
-def test_a_rank_that_ends_without_the_last_call(end: int, transport: str, offset: int) -> None:
+def test_a_rank_that_ends_without_the_last_call(
+    end: int, transport: str, calls_before: int
+) -> None:
     """A group's end compares the last calls across the end of the word too."""
 
-    def body(rank: int) -> str:
-        x = np.ones(3)
-        for _ in range(BEFORE + offset):
-            dist.all_reduce(x)
-        try:
-            if rank == 0:
-                dist.broadcast(x, 0)
-            dist.destroy_process_group()
-        except MismatchError:
-            return "mismatch"
-        return "nothing"
+    def differ(rank: int, x: Any) -> None:
+        if rank == 0:
+            dist.broadcast(x, 0)
+        dist.destroy_process_group()
 
-    assert "mismatch" in job(2, transport, body)
+    assert "mismatch" in ends(2, transport, calls_before, differ)
 
 
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])

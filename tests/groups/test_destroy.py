@@ -399,7 +399,7 @@ def test_a_rank_that_made_no_call_of_the_group_differs_from_one_that_did(transpo
         return text
 
     text, other = run_threads(body, 2, transport)
-    assert "This rank: broadcast #1 of 3 float64, root 0. Rank 1: it has left the group" in text
+    assert "This rank (0): broadcast #1 of 3 float64, root 0. Rank 1: it has left the group" in text
     assert not other
 
 

@@ -68,7 +68,7 @@ def source_of_a_send() -> None:
     ids=[
         "op", "no op", "group", "list for a group", "destroy", "BAND of floats", "SUM of dates",
         "SUM of long doubles", "unknown rank", "rank twice", "no gather_list", "no scatter_list",
-        "source of a send", "nobody to exclude", "unknown root",
+        "source of a send", "none to exclude", "unknown root",
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_named_with_its_call(call: Callable[[], object], words: str) -> None:
@@ -98,6 +98,8 @@ def test_a_group_is_called_what_the_user_calls_it(description: str | None) -> No
     found = run_threads(body, 2, "inproc")
     assert f"all_reduce #1 on {title}: the ranks disagree about the number of elements" in found[0]
     assert f"on {title}: the ranks disagree about the number of elements" in found[1]
+    assert "This rank (0): all_reduce #1 of 3 elements. Rank 1: all_reduce #1 of 4" in found[0]
+    assert "This rank (1): all_reduce #1 of 4 elements. Rank 0: all_reduce #1 of 3" in found[1]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from cydist.errors import StoreTimeoutError
+from cydist.stores import HashStore, MembershipStore
+
 # After the start, rank 0 waits for the others in one C call that holds Python's lock, as MPI_Init
 # does. The others take their time for each request to the store.
 PROGRAM = """
@@ -40,3 +45,13 @@ def test_rank_0_may_block_with_pythons_lock_after_the_start(tmp_path: Path) -> N
     command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", "3", program, pipe]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_rank_that_does_not_finish_its_start_is_named() -> None:
+    """The server's rank waits until its timeout, and says for which rank."""
+    store = HashStore()
+    ranks = [MembershipStore("start", store, range(3), holder=0) for _ in range(2)]
+    ranks[1].let_server_leave_last(1, 3)
+    ranks[0].set_timeout(0.1)
+    with pytest.raises(StoreTimeoutError, match=r"timeout after 0\.1 s, rank 2 did not come"):
+        ranks[0].let_server_leave_last(0, 3)

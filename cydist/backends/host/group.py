@@ -697,7 +697,7 @@ class HostGroup(ProcessGroup):
             beside = self._lost_with_host(failure)
         return from_call_error(
             failure, name, self.group_name, self.ranks, seq, max(0.0, deadline - began),
-            self._endpoint.silence() if beside else why, host, beside, self.title,
+            self._endpoint.silence() if beside else why, host, beside, self.title, self._rank,
         )  # fmt: skip
 
     def _lost_with_host(self, failure: _native.CallError) -> list[int]:

@@ -163,8 +163,8 @@ class FailureHandler:
         self.fail(
             MismatchError(
                 f"{name} #{found.seq} on {self._group.title}: "
-                f"{disagreement([found.ours, found.theirs])}. This rank: {found.ours}. "
-                f"Rank {before}: {found.theirs}",
+                f"{disagreement([found.ours, found.theirs])}. "
+                f"This rank ({self._own_rank()}): {found.ours}. Rank {before}: {found.theirs}",
                 op=name, seq=found.seq, group=self._group.group_name, ranks=(before,),
             ),
             f"{name} #{found.seq}",

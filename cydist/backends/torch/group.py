@@ -237,8 +237,9 @@ class TorchGroup(ProcessGroup):
                 )  # fmt: skip
             failure = _native.CallError(status, peer, ours=text, teller=teller if elsewhere else -1)
         return from_call_error(
-            failure, name, self.group_name, self.ranks, seq, why=why, title=self.title
-        )
+            failure, name, self.group_name, self.ranks, seq, why=why, title=self.title,
+            here=self.rank(),
+        )  # fmt: skip
 
     # Messages.
 

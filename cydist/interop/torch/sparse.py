@@ -61,7 +61,8 @@ def _mismatch(
     theirs = bytes(_gather(own, lengths, host, timeout)[others[0]].tolist()).decode()
     return MismatchError(
         f"all_reduce of sparse tensors on {host.title}: the ranks have different "
-        f"ones. This rank: {text}. Rank {host.ranks[others[0]]}: {theirs}",
+        f"ones. This rank ({host.ranks[host.rank()]}): {text}. "
+        f"Rank {host.ranks[others[0]]}: {theirs}",
         op="all_reduce",
         group=host.group_name,
         ranks=tuple(host.ranks[rank] for rank in others),

@@ -1,5 +1,7 @@
 """Messages over MPI: matched by sender and tag, in order, checked, beside other traffic."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -259,7 +261,7 @@ def test_a_message_of_another_kind_is_refused(group, rank, sent):
         with pytest.raises(dist.MismatchError) as caught:
             dist.recv(np.zeros(9, "f4"), 0, group)
         assert f"Rank 0: a message of {sent.size} {sent.dtype}" in str(caught.value)
-        assert "This rank: a message of 9 float32" in str(caught.value)
+        assert re.search(r"This rank \(\d\): a message of 9 float32", str(caught.value))
         assert caught.value.ranks == (0,)
     with pytest.raises(dist.DistError):
         dist.barrier(group)
