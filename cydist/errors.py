@@ -292,7 +292,7 @@ def from_call_error(
     who = host_text(beside, ranks, host) if beside else rank_text(failure.peer, ranks, host)
     where = f"{op}{'' if seq is None else f' #{seq}'} on {title or group_title(group)}"
     text = {
-        "timeout": "timed out"
+        "timeout": "timeout"  # between spaces, as torch's tests expect it
         + (f" after {waited:.3g} s" if waited is not None else "")
         + (f": {failure.awaited}" if failure.awaited else f" waiting for {who}")
         + (f" ({why})" if why else ""),

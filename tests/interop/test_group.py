@@ -360,7 +360,7 @@ def test_timeout(set_it: bool, pair: Job) -> None:
         short = timedelta(milliseconds=50)
         if set_it:
             group.set_timeout(short)
-        with pytest.raises(cydist.DistTimeoutError, match=r" timed out after "):
+        with pytest.raises(cydist.DistTimeoutError, match=r" timeout "):
             group.barrier(timeout=None if set_it else short).wait()
         return True
 

@@ -82,8 +82,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tree(sdist: Path) -> Path:
     """What lies in the sdist."""
-    with tarfile.open(sdist) as archive:
-        archive.extractall(sdist.parent, filter="data")
+    shutil.unpack_archive(sdist, sdist.parent)
     return sdist.with_name(sdist.name.removesuffix(".tar.gz"))
 
 

@@ -53,7 +53,7 @@ def test_a_late_message_names_the_rank(transport):
     def body(rank):
         if rank == 0:
             with pytest.raises(
-                dist.DistTimeoutError, match=r"recv.* timed out after .*rank 1"
+                dist.DistTimeoutError, match=r"recv.* timeout after .*rank 1"
             ) as caught:
                 dist.recv(np.zeros(1), 1, timeout=0.05)
             assert (1,) == caught.value.ranks

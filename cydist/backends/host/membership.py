@@ -212,7 +212,7 @@ class Membership:
         late = unresponsive or self._consensus.missing()
         what = "neither called it nor died" if unresponsive else "called it and then fell silent"
         return DistTimeoutError(
-            f"shrink_group on {group_title(self._name)}: timed out: {self._named(late)} {what}; to "
+            f"shrink_group on {group_title(self._name)}: timeout: {self._named(late)} {what}; to "
             "go on without, call it again with ranks_to_exclude",
             op="shrink_group", group=self._name, ranks=tuple(self._ranks[rank] for rank in late),
         )  # fmt: skip

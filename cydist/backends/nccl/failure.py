@@ -96,7 +96,7 @@ class FailureHandler:
     def on_timeout(self, call: StreamCall) -> None:
         """Fail the group because the call's deadline has passed."""
         call_check = self.watch.call_check
-        text = f"{self._describe(call)}: timed out: the GPU has not come past it"
+        text = f"{self._describe(call)}: timeout: the GPU has not come past it"
         ranks: tuple[int, ...] = ()
         if call_check is not None and call.seq > call_check.before_reached:
             before = self._rank_before()

@@ -181,7 +181,7 @@ def test_a_first_call_that_others_do_not_make(group, rank):
 def test_a_late_first_call_says_how_long_it_had(group, rank, spare):
     """Not what was left when its ranks had asked each other."""
     if rank == 0:
-        with pytest.raises(dist.DistTimeoutError, match=r"timed out after 0\.5 s"):
+        with pytest.raises(dist.DistTimeoutError, match=r"timeout after 0\.5 s"):
             dist.broadcast(np.ones(4), 1, group, timeout=0.5)
     dist.barrier(spare)
 
@@ -320,7 +320,7 @@ def test_a_receive_that_is_late_fails_the_group(group, rank, spare):
         with pytest.raises(dist.DistTimeoutError, match="waiting for rank 1"):
             dist.recv(np.zeros(3), 1, group, timeout=0.2)
     dist.barrier(spare)
-    with pytest.raises(dist.DistError, match=r"timed out|gave up waiting"):
+    with pytest.raises(dist.DistError, match=r"timeout|gave up waiting"):
         dist.barrier(group)
 
 

@@ -164,7 +164,7 @@ def test_a_rank_that_does_not_come_is_a_timeout(gpus: Any) -> None:
 
     found = run_threads(late, 2, "nccl")[0]
     assert "all_reduce #1 on the default group (rank 0, " in found
-    assert "timed out: the GPU has not come past it; rank 1 has reached call #0 only" in found
+    assert "timeout: the GPU has not come past it; rank 1 has reached call #0 only" in found
 
 
 def test_one_message_is_late_and_the_others_are_ended(gpus: Any) -> None:
@@ -353,7 +353,7 @@ def test_who_leaves_a_failed_group_at_once_tells_the_others_before(
     broadcast = ControlListener.broadcast
     monkeypatch.setattr(ControlListener, "broadcast", slowly)
     for text in run_threads(body, 2, "nccl"):
-        assert "timed out: the GPU has not come past it" in text
+        assert "timeout: the GPU has not come past it" in text
 
 
 def test_a_group_of_the_ranks_that_are_left(gpus: Any) -> None:
