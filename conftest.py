@@ -176,6 +176,18 @@ def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setenv("CYDIST_ENCRYPT", "1")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
+    """Let no settings of a test choose algorithms in the next one: what they chose is cached."""
+    names = ("CYDIST_ALGORITHM", "CYDIST_DETERMINISTIC", "CYDIST_SEGMENT_BYTES")
+    changed = any(name in os.environ for name in names)
+    yield  # pytest.MonkeyPatch takes them back
+    if changed:
+        from cydist.tuning import table
+
+        table.reload()
+
+
 @pytest.fixture
 def secret() -> Generator[bytes, None, None]:
     """Set one secret for this process, and for others that receive it: bytes(range(32))."""

@@ -131,22 +131,30 @@ SET_LATER = {  # attributes of objects, which torch's classes have as properties
 }  # fmt: skip
 
 
+NAMES_OF_TORCH = """
+import json, sys
+import torch.distributed as dist
+classes = {each: dir(getattr(dist, each)) for each in sys.argv[1:]}
+print(json.dumps({"distributed": dir(dist), **classes}))
+"""
+
+
 def missing() -> list[str]:
     """torch.distributed's names, its modules' and its classes' and their arguments, which cydist
     lacks."""
     theirs = torch.distributed
-    # In a process of its own, since other tests import modules of torch.distributed.
-    command = [sys.executable, "-c", "import torch.distributed as dist; print(*dir(dist))"]
+    # In a process of its own, since other tests import modules of torch.distributed and register
+    # backends with it.
+    command = [sys.executable, "-c", NAMES_OF_TORCH, *CLASSES]
     fresh = subprocess.run(command, capture_output=True, text=True, check=True, timeout=55).stdout
-    found = [name for name in fresh.split() if not hasattr(cydist, name)]
+    names = json.loads(fresh)
+    found = [name for name in names["distributed"] if not hasattr(cydist, name)]
     for module in ("distributed_c10d", "device_mesh", "rendezvous"):
         public = sys.modules[f"torch.distributed.{module}"].__all__
         found += [name for name in public if not hasattr(cydist, name)]
     for name in CLASSES:
         ours = getattr(cydist, name)
-        found += [
-            f"{name}.{each}" for each in dir(getattr(theirs, name)) if not hasattr(ours, each)
-        ]
+        found += [f"{name}.{each}" for each in names[name] if not hasattr(ours, each)]
     for name in dir(theirs):
         function = getattr(theirs, name) if name != "reduce_op" else None
         if inspect.isfunction(function) and inspect.isroutine(getattr(cydist, name, None)):
