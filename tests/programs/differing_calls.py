@@ -79,6 +79,9 @@ def outcome(name: str, kind: str, group: Any, odd: bool, root: int, nbytes: int)
                 name = "barrier" if name != "barrier" else "all_reduce"
     try:
         CALLS[name](group, np.ones(count, dtype), op, root)
+        # A rank that only sends learns it in its next call. The end of a group would tell it too,
+        # but waits a second for ranks that are late.
+        dist.barrier(group)
         dist.destroy_process_group(group)
     except dist.DistError as error:
         return type(error).__name__
