@@ -75,8 +75,8 @@ cdef int poll_now(ControlPlane *n, Comm *t) noexcept nogil
 # A call begins. OK, or the Status that ends it because the group has failed.
 cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil
 
-# The last call that has begun; zero: there was none.
-cdef Fingerprint last_call(ControlPlane *n) noexcept nogil
+# No further call begins. Return the last one, or zero, and OK, or the Status that failed the group.
+cdef int end_calls(ControlPlane *n, Comm *t, Fingerprint *last) noexcept nogil
 
 # The group failed here: keep the failure unless another is known already; report it to no rank yet.
 cdef void record_failure(ControlPlane *n, const ControlMessage *failure) noexcept nogil

@@ -31,7 +31,7 @@ from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handle
 from cydist._native.kernels cimport OP_PREMUL_SUM, reduction
 from cydist._native.control_plane cimport (
     CALL_BYTES, ControlMessage, close_control_plane, begin_call, broadcast_failure, poll_now,
-    last_call, failure_message,
+    end_calls, failure_message,
     failure_message_of, open_control_plane, record_failure,
 )
 from cydist._native.call_queue cimport CallQueue, CallRecord
@@ -296,8 +296,10 @@ cdef class Group:
         self.running += 1
         if status == OK:
             with nogil:
-                status = poll_now(&self.control_plane, &self.comm)
-                call.fingerprint = last_call(&self.control_plane)
+                status = end_calls(&self.control_plane, &self.comm, &call.fingerprint)
+                if status == MISMATCH:
+                    message = failure_message_of(&call, status, self.comm.rank)
+                    broadcast_failure(&self.control_plane, &self.comm, &message)
         if status == OK and not has_reached(self.compared_after, call.fingerprint.seq):
             self.compared_after = call.fingerprint.seq
             known = busy or call.fingerprint.collective in COMPLETE_ON_ALL

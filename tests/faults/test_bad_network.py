@@ -64,6 +64,38 @@ class Pair:
         run(lambda: body(0), lambda: body(1))
         return ended
 
+    def gather(self, roots: list[int]) -> list[str]:
+        """Each rank's block to the root that it takes; how it ended on each."""
+        self._seq += 1
+        ended = ["ok", "ok"]
+
+        def body(rank: int) -> None:
+            block = _native.asarray(np.full(3, float(rank)))
+            whole = [_native.asarray(np.empty(3)) for _ in range(2)]
+            try:
+                self._groups[rank].run(
+                    "gather", [block], whole if rank == roots[rank] else [], algorithm=b"linear",
+                    deadline_ns=soon(20), seq=self._seq, root=roots[rank],
+                )  # fmt: skip
+            except _native.CallError as failure:
+                ended[rank] = str(failure.status)
+
+        run(lambda: body(0), lambda: body(1))
+        return ended
+
+    def compare_last(self) -> list[str]:
+        """Compare the last calls, as an orderly end does; how it ended on each rank."""
+        ended = ["ok", "ok"]
+
+        def body(rank: int) -> None:
+            try:
+                self._groups[rank].compare_last(soon(20))
+            except _native.CallError as failure:
+                ended[rank] = str(failure.status)
+
+        run(lambda: body(0), lambda: body(1))
+        return ended
+
     def close(self) -> None:
         self.faults.held = False
         for end in self.ends:
@@ -117,6 +149,16 @@ def test_cut_at_every_byte(reset: bool) -> None:
         pair.faults.cut_at, pair.faults.reset = HANDSHAKE + offset, reset
         assert pair.all_reduce() == ["peer_lost", "peer_lost"], offset
         pair.close()
+
+
+def test_a_mismatch_whose_messages_come_late(pair: Pair) -> None:
+    """Both ranks send to the other one, each with itself in mind as no root, and are done before
+    anything arrives; so is the sum that follows. Both learn of it at the latest when they end."""
+    assert pair.all_reduce() == ["ok", "ok"]
+    pair.faults.delay = 0.1
+    assert pair.gather([1, 0]) == ["ok", "ok"]
+    assert pair.all_reduce() == ["ok", "ok"]
+    assert pair.compare_last() == ["mismatch", "mismatch"]
 
 
 def test_partition_that_heals(pair: Pair) -> None:

@@ -79,9 +79,10 @@ def outcome(name: str, kind: str, group: Any, odd: bool, root: int, nbytes: int)
                 name = "barrier" if name != "barrier" else "all_reduce"
     try:
         CALLS[name](group, np.ones(count, dtype), op, root)
-        # A rank that only sends learns it in its next call. The end of a group would tell it too,
-        # but waits a second for ranks that are late.
-        dist.barrier(group)
+        # Ranks that only send learn it in the next call, or, if nothing had come when that began,
+        # in the one after it. The end of a group waits a second for late ones.
+        for _ in range(2):
+            dist.barrier(group)
         dist.destroy_process_group(group)
     except dist.DistError as error:
         return type(error).__name__
