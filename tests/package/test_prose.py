@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAB_NOTES = {"algorithms.md", "bugs.md", "lab_notes.md", "mpi.md"}
 PAGES = [
     p
-    for p in [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    for p in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
     if p.name not in LAB_NOTES
 ]
 USER_PAGES = [p for p in PAGES if p.parent.name != "dev"]

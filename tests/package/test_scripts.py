@@ -1,8 +1,10 @@
-"""What the scripts leave behind when they fail early: nothing."""
+"""Scripts leave nothing behind if they fail early; scripts/test-wheel refuses wrong wheels."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -36,11 +38,12 @@ class Tree:
         """A program that ends with this test only."""
         self.stand_in(path, f"exec cat {self._gate}")
 
-    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a script, until all that it has started has ended: they share its output."""
         return subprocess.run(
-            [str(self.root / script)], capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+            [str(self.root / script), *arguments],
+            capture_output=True, text=True, timeout=DEADLINE, check=False, cwd=self.root,
+        )  # fmt: skip
 
     def open_gate(self) -> None:
         os.close(os.open(self._gate, os.O_RDWR))
@@ -70,3 +73,75 @@ def test_a_test_that_fails_ends_the_checks(tree: Tree) -> None:
     tree.endless(".venv/bin/cython-lint")
     tree.stand_in("scripts/check", ".venv/bin/cython-lint & .venv/bin/cython-lint")
     assert tree.run("scripts/test").returncode == 3
+
+
+SHOWN = 'is consistent with\nthe following platform tag:\n"{}".'
+PLATFORM = f"manylinux_2_28_{platform.machine()}"
+PYTHON = """
+[ "$2" = venv ] || exit 3
+mkdir -p "$3/bin"
+for program in python cydistrun; do
+  printf '#!/bin/sh\\necho "$@" >>{log}\\n' >"$3/bin/$program"
+  chmod +x "$3/bin/$program"
+done
+"""
+
+
+@pytest.fixture
+def wheels(tree: Tree) -> Tree:
+    """A tree with two wheels, which stand-ins for auditwheel, twine and CPython take."""
+    tree.copy("scripts/test-wheel")
+    (tree.root / "dist").mkdir()
+    (tree.root / "dist/cydist-0.9.0.tar.gz").touch()
+    tree.stand_in(".venv-wheels/bin/auditwheel", f"echo '{SHOWN.format(PLATFORM)}'")
+    tree.stand_in(".venv-wheels/bin/twine")
+    for minor in (11, 12):
+        (tree.root / f"dist/cydist-0.9.0-cp3{minor}-cp3{minor}-manylinux.whl").touch()
+        body = PYTHON.format(log=tree.root / "log")
+        tree.stand_in(f".venv-wheels-3.{minor}/bin/python", body)
+    return tree
+
+
+def test_each_wheel_is_installed_and_tested(wheels: Tree) -> None:
+    """With nothing compiled, and the contract tests on both backends."""
+    done = wheels.run("scripts/test-wheel", "dist")
+    assert done.returncode == 0, done.stderr
+    log = (wheels.root / "log").read_text()
+    for minor in (11, 12):
+        name = f"cydist-0.9.0-cp3{minor}-cp3{minor}-manylinux.whl"
+        assert re.search(rf"pip .*--only-binary :all: \S*/dist/{name}\[test\]$", log, re.M)
+    for backend in ("inproc", "tcp"):
+        assert log.count(f"--pyargs cydist.testing --cydist-backend {backend}") == 2
+
+
+@pytest.mark.parametrize("shown", ["linux_x86_64", "manylinux_2_34_x86_64"])
+def test_a_wheel_for_another_glibc_is_refused(wheels: Tree, shown: str) -> None:
+    """By name, before it is installed."""
+    wheels.stand_in(".venv-wheels/bin/auditwheel", f"echo '{SHOWN.format(shown)}'")
+    done = wheels.run("scripts/test-wheel", "dist")
+    assert done.returncode == 1
+    assert "cydist-0.9.0-cp311-cp311-manylinux.whl is not for manylinux_2_28" in done.stderr
+    assert not (wheels.root / "log").exists()
+
+
+def test_a_folder_without_wheels_is_refused(wheels: Tree) -> None:
+    """There is nothing to check."""
+    for wheel in (wheels.root / "dist").glob("*.whl"):
+        wheel.unlink()
+    wheels.stand_in(".venv-wheels/bin/auditwheel", '[ -e "$2" ]')
+    assert wheels.run("scripts/test-wheel", "dist").returncode == 1
+
+
+def test_what_twine_refuses_is_refused(wheels: Tree) -> None:
+    """A description that PyPI would not show."""
+    wheels.stand_in(".venv-wheels/bin/twine", "exit 3")
+    assert wheels.run("scripts/test-wheel", "dist").returncode == 3
+    assert not (wheels.root / "log").exists()
+
+
+def test_a_missing_python_is_named(wheels: Tree) -> None:
+    """With the command that makes its environment."""
+    (wheels.root / ".venv-wheels-3.12/bin/python").unlink()
+    done = wheels.run("scripts/test-wheel", "dist")
+    assert done.returncode == 1
+    assert "PYTHONS=3.12 scripts/wheels makes" in done.stderr
