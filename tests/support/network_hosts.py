@@ -235,7 +235,7 @@ class Process:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -243,11 +243,16 @@ class Process:
         with contextlib.suppress(ValueError):
             for line in self._process.stdout:
                 self._lines.put(line.rstrip("\n"))
-        self._lines.put("")
+        self._lines.put(None)
 
     def line(self, timeout: float = DEADLINE) -> str:
         """Return its next line; "" when it has ended. Raises queue.Empty after `timeout` s."""
-        return self._lines.get(timeout=timeout)
+        return self._lines.get(timeout=timeout) or ""
+
+    def lines(self, timeout: float = DEADLINE) -> Iterator[str]:
+        """Return its lines until it ends, empty ones too. Raises as `line` does."""
+        while (line := self._lines.get(timeout=timeout)) is not None:
+            yield line
 
     def is_silent(self, seconds: float) -> bool:
         """Return whether it says nothing for so long."""
