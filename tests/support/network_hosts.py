@@ -25,6 +25,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("ip", "tc", "unshare", "nsenter")
+# Words of a classic BPF program, and what it returns to the traffic control.
+LOAD, JUMP_IF_NOT_LESS, RETURN = 0x20, 0x35, 0x06
+RANDOM = (1 << 32) - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
+PASS, DROP = (1 << 32) - 1, 2
 DEADLINE = 30.0  # seconds for one command, or one line of a rank
 
 
@@ -147,6 +151,19 @@ class Host:
         """Limit what it sends."""
         self.run("tc", "qdisc", "replace", "dev", "eth", "root", "tbf", "rate", rate,
                  "burst", "64k", "latency", "400ms")  # fmt: skip
+
+    def lose(self, percent: float) -> None:
+        """Lose so many of the packets that arrive, by chance, each of the size that a network has.
+
+        A classifier does it, which kernels without netem have, too.
+        """
+        limit = round(percent / 100 * (1 << 32))
+        program = ((LOAD, 0, 0, RANDOM), (JUMP_IF_NOT_LESS, 1, 0, limit), (RETURN, 0, 0, DROP),
+                   (RETURN, 0, 0, PASS))  # fmt: skip
+        text = ",".join([str(len(program)), *(" ".join(map(str, line)) for line in program)])
+        self.run("ip", "link", "set", "eth", "gso_max_segs", "1")
+        self.run("tc", "qdisc", "replace", "dev", "eth", "clsact")
+        self.run("tc", "filter", "add", "dev", "eth", "ingress", "bpf", "da", "bytecode", text)
 
     def grow_packets(self) -> None:
         """Let it send packets that the switch drops without a word."""
