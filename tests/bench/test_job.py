@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,12 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
 def test_hosts_that_lose_packets(tmp_path: Path) -> None:
     """`scripts/bench-hosts --loss` rests on this: of 400 packets half do not arrive, by chance."""
     require_hosts()
-    with network_of(2, tmp_path / "hosts") as (_, hosts):
+    with network_of(2, tmp_path / "hosts") as (_, hosts), ExitStack() as stack:
         receiver = hosts[1].start(["-c", RECEIVER], {})
+        stack.callback(receiver.end)
         assert receiver.line() == "ready"
         sender = hosts[0].start(["-c", SENDER, hosts[1].address], {})
+        stack.callback(sender.end)
         assert sender.line() == "b'first'"
         hosts[1].lose(50)
         sender.tell("go")
