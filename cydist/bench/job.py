@@ -9,13 +9,14 @@ all ranks through cydist's own object collectives, and prints the table.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import re
 import socket
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,35 @@ def main(arguments: Sequence[str]) -> int:
     libraries: dict[str, Library] = {report.OURS: Cydist(given.backend, "numpy")}
     for name in given.vs:
         libraries[name] = _peer(name)
+    with driven(libraries) as (running, places):
+        return _drive(given, arguments, libraries, running, places) if running else 0
+
+
+@contextlib.contextmanager
+def driven(
+    libraries: Mapping[str, Library],
+) -> Iterator[tuple[list[JobLibrary], list[str]]]:
+    """Let rank 0 drive the libraries of all ranks, and close them.
+
+    Yields the libraries and the host of each rank. On other ranks than 0 it yields no library,
+    after they have executed all of rank 0's commands.
+    """
     sessions = {name: Session(library) for name, library in libraries.items()}
     places: list[Any] = [None] * cydist.get_world_size()
     cydist.all_gather_object(places, this_host())
     gc.disable()
     if cydist.get_rank() != 0:
         _serve(sessions)
-        code = 0
+        yield [], places
     else:
-        code = _drive(given, arguments, libraries, sessions, places)
-    for name in reversed(libraries):
-        libraries[name].close()
-    return code
+        try:
+            yield [JobLibrary(name, sessions, places) for name in libraries], places
+        except (WorkerError, OSError, SystemExit):
+            cydist.broadcast_object_list([None], 0)
+            raise
+        cydist.broadcast_object_list([None], 0)
+    for library in reversed(list(libraries.values())):
+        library.close()
 
 
 def _peer(name: str) -> Library:
@@ -196,11 +214,10 @@ def _drive(
     given: argparse.Namespace,
     arguments: Sequence[str],
     libraries: Mapping[str, Library],
-    sessions: Mapping[str, Session],
+    running: Sequence[JobLibrary],
     places: Sequence[str],
 ) -> int:
     ranks = cydist.get_world_size()
-    running = [JobLibrary(name, sessions, places) for name in libraries]
     about = sysinfo.describe(["job", *arguments])
     about["ranks"] = f"{ranks} on {counted(len(set(places)), 'host')}: {_placement(places)}"
     about |= {name: ", ".join(each.about.values()) for name, each in libraries.items()}
@@ -215,7 +232,6 @@ def _drive(
             print(_line(case, row, each, given.rate), flush=True)
         for said in report.failures(case, row):
             print(said, file=sys.stderr, flush=True)
-    cydist.broadcast_object_list([None], 0)
     for line in filter(None, report.summary_lines(rows)):
         print(line)
     figures = report.document(about, rows, ranks)

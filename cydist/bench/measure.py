@@ -1,7 +1,7 @@
 """Measure for --tune: every algorithm at every size, and segments, each in up to two passes.
 
-The second pass runs in processes of its own and measures only what the first would change, because
-the placement of a process's cores and pages decides some races.
+The second pass measures only what the first would change. It runs in processes of its own, because
+the placement of a process's cores and pages decides some races, unless a launcher started the job.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cydist.bench import fit
 from cydist.bench.cases import Case, cases
 from cydist.bench.fit import Ratios, Size
 from cydist.bench.report import geometric_mean
-from cydist.bench.runner import ProgressCallback, Row, run_cases
-from cydist.bench.workers import Worker, WorkerError
+from cydist.bench.runner import Participant, ProgressCallback, Row, run_cases
+from cydist.bench.workers import WorkerError
 from cydist.tuning import table as tuning_table
 
 DTYPE, ITEMSIZE = "float32", 4
@@ -34,17 +34,21 @@ class OutOfTime(Exception):
 class Candidate:
     """The ranks of one worker with separate settings: a participant of `compare`.
 
-    Shared ranks have the same memory for every algorithm.
+    Shared ranks have the same memory for every algorithm. The settings last for one command, since
+    the driver may be one of the ranks and choose by the same settings.
     """
 
-    def __init__(self, name: str, worker: Worker, **settings: str) -> None:
+    def __init__(self, name: str, worker: Participant, **settings: str) -> None:
         self.name = name
         self._participant, self._settings = worker, settings
 
     def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Send the settings, then return every rank's answer."""
         self._participant.command({"do": "configure", "settings": self._settings})
-        return self._participant.command(command)
+        try:
+            return self._participant.command(command)
+        finally:
+            self._participant.command({"do": "configure", "settings": {}})
 
     def close(self) -> None:
         """Do nothing: the worker is ended by the code that started it."""
@@ -57,19 +61,26 @@ class Measure:
     Attributes:
         passes: The workers of the first and the second pass; may be the same.
         deadline: On time.monotonic's clock; no measurement starts after it.
+        hosts, consecutive, placement: As table.choose takes them.
     """
 
-    passes: Sequence[Worker]
+    passes: Sequence[Participant]
     ranks: int
     windows: bool
     rounds: int
     deadline: float
     progress: ProgressCallback
+    hosts: bool = False
+    consecutive: bool = False
+    placement: str = ""
 
     def names(self, op: str) -> list[str]:
         """Return all algorithms that can run."""
         even = op not in tuning_table.UNSIZED
-        return tuning_table.candidates(op, self.ranks, self.windows, even=even)
+        return tuning_table.candidates(
+            op, self.ranks, self.windows, even=even, hosts=self.hosts,
+            consecutive=self.consecutive,
+        )  # fmt: skip
 
     def rivals(self, op: str, nbytes: int, in_force: str) -> list[str]:
         """Return the algorithm in force and those to compare with it.
@@ -87,7 +98,10 @@ class Measure:
 
     def in_force(self, op: str, nbytes: int) -> str:
         """Return the present algorithm."""
-        return tuning_table.choose_for_equal_blocks(op, nbytes, self.ranks, self.windows)
+        return tuning_table.choose_for_equal_blocks(
+            op, nbytes, self.ranks, self.windows, hosts=self.hosts,
+            consecutive=self.consecutive, placement=self.placement,
+        )  # fmt: skip
 
     def cases(self, op: str, sizes: Sequence[int]) -> list[Case]:
         """Return the cases to measure of a collective; none if there is no choice."""
@@ -141,7 +155,7 @@ class Measure:
         row = self._row(case, self._candidates(case.op, names, self.passes[-1]), self.rounds)
         return {name: ratios(row, name, in_force) for name in names}
 
-    def _candidates(self, op: str, names: Sequence[str], worker: Worker) -> list[Candidate]:
+    def _candidates(self, op: str, names: Sequence[str], worker: Participant) -> list[Candidate]:
         return [Candidate(name, worker, ALGORITHM=f"{op}:{name}") for name in names]
 
     def segments(self, ops: Sequence[str], sizes: Sequence[int]) -> list[dict[int, list[float]]]:
@@ -166,7 +180,7 @@ class Measure:
         return found
 
     def _segments(
-        self, wanted: Sequence[Case], tried: Sequence[int], in_force: int, worker: Worker
+        self, wanted: Sequence[Case], tried: Sequence[int], in_force: int, worker: Participant
     ) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {each: [] for each in tried}
         for case in wanted:

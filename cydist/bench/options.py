@@ -33,7 +33,8 @@ The other subjects, each with a --help of its own:
   python -m cydist.bench rendezvous  how long many ranks take to meet, and what the store serves
   python -m cydist.bench memory     how much memory a call takes
   python -m cydist.bench --simulate  price collectives on many hosts by a model
-  python -m cydist.bench --tune     find the fastest algorithms for this machine, and save them
+  python -m cydist.bench --tune     find the fastest algorithms for this machine, and save them;
+                                    with --job for the hosts of the job that runs it
 """
 PEERS = """
 Libraries of --vs, separated by commas:

@@ -138,6 +138,7 @@ class Cydist(TorchLike):
             op, nbytes, self.size, self.windows, library,
             hosts=getattr(native, "hosts", False),
             consecutive=getattr(native, "consecutive", False),
+            placement=getattr(group.WORLD, "placement", ""),
         )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ class Session:
         self._settled = False  # whether a loop has run on these arrays
         self._commands: dict[str, Callable[..., Answer]] = {
             "configure": self.configure,
+            "crossovers": self.crossovers,
             "case": self.case,
             "round": self.round,
             "overlap": self.overlap,
@@ -88,6 +89,13 @@ class Session:
             os.environ[f"CYDIST_{name}"] = settings.get(name, "")
         tuning_table.reload()
         return {"windows": bool(getattr(self._library, "windows", False))}
+
+    def crossovers(self, text: str) -> Answer:
+        """Use the measured crossovers of this text of a tuning file."""
+        from cydist.tuning import file as tuning_file
+
+        tuning_file.use_measured(tuning_file.parse(text))
+        return {}
 
     def case(self, op: str, count: int, dtype: str) -> Answer:
         """Make the arrays, and check some single calls. Returns the errors and the algorithm."""

@@ -1,4 +1,8 @@
-"""Subject "tune": measure the crossovers of algorithms on this machine, and save them."""
+"""Subject "tune": measure the crossovers of algorithms on this machine, and save them.
+
+With --job the ranks are those of a job that a launcher has started, on one host or several. Rank 0
+drives them, as it does in the subject "job", and tells them what is in force.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,19 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cydist import config
 from cydist.bench import fit, report, sysinfo
 from cydist.bench.fit import Size
+from cydist.bench.job import driven
 from cydist.bench.measure import Measure, OutOfTime
 from cydist.bench.options import checked, cydist, local_parser, size
+from cydist.bench.peers import Cydist
+from cydist.bench.runner import Participant
 from cydist.bench.workers import started_workers
 from cydist.errors import counted
 from cydist.tuning import file as tuning_file
@@ -43,7 +50,14 @@ It counts for groups of exactly as many ranks as were measured. CYDIST_TUNING=of
 CYDIST_TUNING=FILE takes another file, and CYDIST_ALGORITHM=all_reduce:ring forces one algorithm.
 Run it again, with --ops for some, to go on or to look again; what was saved is in force then.
 With --transport tcp what is measured is this machine's loopback.
+
+With --job, run it as every rank of a job of torchrun, cydistrun, mpirun, srun or another launcher:
+  torchrun --nnodes 2 --nproc-per-node 4 ... -m cydist.bench --tune --job
+What it finds counts for groups whose ranks are spread over hosts in the same way, such as four on
+each of two hosts ("2x4"), and with the ranks of each host consecutive or not. It is saved on rank
+0's host. Both passes run in the job's processes.
 """
+ONE_HOST = {"ranks": None, "transport": "auto", "timeout": 120.0}  # options that --job has not
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,26 +65,35 @@ def main(arguments: Sequence[str]) -> int:
     parser = local_parser("--tune", "Find the fastest algorithms for this machine.", ABOUT)
     parser.set_defaults(rounds=4)
     add = parser.add_argument
-    add("--ranks", default=usual_ranks(), metavar="N,...",
+    add("--job", action="store_true", help="measure the ranks of the job that runs this")
+    add("--ranks", metavar="N,...",
         help=f"sizes of groups ({usual_ranks()}: two, and more than there are cores)")  # fmt: skip
     add("--transport", default="auto", choices=("auto", "shm", "tcp"), help="as CYDIST_TRANSPORT")
-    add("--ops", default=",".join(OPS), metavar="OP,...",
+    add("--ops", metavar="OP,...",
         help=f"of {', '.join(OPS)} (all)")  # fmt: skip
     add("--sizes", default=SIZES, help=f"bytes of a call ({SIZES})")
     add("--minutes", type=float, default=MINUTES,
         help=f"begin nothing more after so long; what is left is said ({MINUTES:g})")  # fmt: skip
-    add("--timeout", type=float, default=120, help="seconds for a start or a round (120)")
+    add(
+        "--timeout",
+        type=float,
+        default=ONE_HOST["timeout"],
+        help="seconds for a start or a round (120)",
+    )
     add("--output", metavar="FILE", help="save there, not where jobs look for it")
     given = checked(parser, arguments)
     if given.rounds < FEWEST_ROUNDS:
         parser.error(f"--rounds {given.rounds}: at least {FEWEST_ROUNDS}, or chance decides")
-    try:
-        plan = _plan(given)
-    except ValueError as error:
-        parser.error(str(error))
+    if given.job:
+        for name, default in ONE_HOST.items():
+            if getattr(given, name) != default:
+                parser.error(f"--{name} is for one host; with --job the launcher decides")
+        with driven({report.OURS: Cydist("tcp", "numpy")}) as (running, places):
+            return _tune_job(parser, given, arguments, running[0], places) if running else 0
+    plan = _checked_plan(parser, given)
     about = sysinfo.describe(["--tune", *arguments])
     print(report.header(about), flush=True)
-    results = TuningResults(plan.path, given.json, about)
+    results = TuningResults(plan.path, given.json, about, tuning_file.use_measured)
     try:
         for ranks in plan.ranks:
             specs = [cydist("tcp", "numpy", name, TRANSPORT=given.transport, TUNING="off")
@@ -78,7 +101,11 @@ def main(arguments: Sequence[str]) -> int:
             with started_workers(specs, ranks, given.timeout) as workers:
                 windows = workers[0].command({"do": "configure", "settings": {}})[0]["windows"]
                 print(f"\n{counted(ranks, 'rank')}, {workers[0].about['transport']}", flush=True)
-                tune(workers, ranks, windows, plan, results)
+                progress = report.ProgressLine(0)
+                tune(
+                    Measure(workers, ranks, windows, plan.rounds, plan.deadline, progress),
+                    plan, results,
+                )  # fmt: skip
     except OSError as error:
         parser.error(f"{plan.path} cannot be written: {error}")
     finally:
@@ -86,6 +113,43 @@ def main(arguments: Sequence[str]) -> int:
     print(f"\nsaved to {plan.path}")
     for ranks, ops in results.left.items():
         print(f"no time was left for some: go on with --ranks {ranks} --ops {','.join(ops)}")
+    return 0
+
+
+def _tune_job(
+    parser: argparse.ArgumentParser,
+    given: argparse.Namespace,
+    arguments: Sequence[str],
+    ranks: Participant,
+    places: Sequence[str],
+) -> int:
+    """Measure the job's ranks, on rank 0; a wrong option ends the program."""
+    placement = tuning_table.placement_of(places)
+    plan = _checked_plan(parser, given)
+    if len(places) < 2:
+        parser.error("a job of one rank has no crossovers")
+    about = sysinfo.describe(["--tune", *arguments])
+    about["ranks"] = f"{len(places)}, {f'{placement} on hosts' if placement else 'on one host'}"
+    print(report.header(about), flush=True)
+
+    def use(measured: list[tuning_file.Measured]) -> None:
+        ranks.command({"do": "crossovers", "text": tuning_file.encode(measured)})
+
+    results = TuningResults(plan.path, given.json, about, use)
+    windows = ranks.command({"do": "configure", "settings": {}})[0]["windows"]
+    measure = Measure(
+        [ranks], len(places), windows, plan.rounds, plan.deadline, report.ProgressLine(0),
+        hosts=1 < len(set(places)) < len(places),
+        consecutive=tuning_table.SCATTERED not in placement,
+        placement=placement,
+    )  # fmt: skip
+    try:
+        tune(measure, plan, results)
+    except OSError as error:
+        parser.error(f"{plan.path} cannot be written: {error}")
+    print(f"\nsaved to {plan.path}")
+    for ops in results.left.values():
+        print(f"no time was left for some: go on with --job --ops {','.join(ops)}")
     return 0
 
 
@@ -107,17 +171,26 @@ class TuningPlan:
     path: Path
 
 
+def _checked_plan(parser: argparse.ArgumentParser, given: argparse.Namespace) -> TuningPlan:
+    """Return the options, checked; a wrong one ends the program."""
+    try:
+        return _plan(given)
+    except ValueError as error:
+        parser.error(str(error))
+
+
 def _plan(given: argparse.Namespace) -> TuningPlan:
     """Return the options, checked. Raises ValueError."""
     for setting in (config.ALGORITHM, config.DETERMINISTIC, config.SEGMENT_BYTES):
         if setting.get() != setting.default:
             raise ValueError(f"{setting.names[0]} is set: what it forces cannot be tuned")
-    counts = given.ranks.split(",")
+    counts = (given.ranks or usual_ranks()).split(",")
     if wrong := [text for text in counts if not text.strip().isdecimal() or int(text) < 2]:
         raise ValueError(f"--ranks {wrong[0]}: write numbers of ranks, from 2")
-    ops = given.ops.split(",")
-    if unknown := [op for op in ops if op not in OPS]:
-        raise ValueError(f"--ops: no {unknown[0]!r}; there are {', '.join(OPS)}")
+    known = COLLECTIVES if given.job else OPS
+    ops = given.ops.split(",") if given.ops else list(known)
+    if unknown := [op for op in ops if op not in known]:
+        raise ValueError(f"--ops: no {unknown[0]!r}; there are {', '.join(known)}")
     sizes = sorted({size(text) for text in given.sizes.split(",")})
     if not given.minutes > 0:
         raise ValueError(f"--minutes {given.minutes:g}: at least a little")
@@ -147,11 +220,13 @@ class TuningResults:
     Attributes:
         groups: For --json: one entry for each number of ranks.
         left: Cases without time to run, by number of ranks.
+        use_measured: Applies choices where the algorithms are chosen.
     """
 
     path: Path
     json: str | None
     about: Mapping[str, str]
+    use_measured: Callable[[list[tuning_file.Measured]], None]
     groups: list[dict[str, Any]] = field(default_factory=list)
     left: dict[int, list[str]] = field(default_factory=dict)
 
@@ -163,32 +238,38 @@ class TuningResults:
             return []
 
     def use(self) -> None:
-        """Apply the file's choices in this process."""
-        tuning_file.use_measured(self.read())
+        """Apply the file's choices."""
+        self.use_measured(self.read())
 
     def write(
-        self, ranks: int, windows: bool, rules: Mapping[str, tuple[tuning_table.Rule, ...]],
+        self, measure: Measure, rules: Mapping[str, tuple[tuning_table.Rule, ...]],
         segment_bytes: int | None = None,
     ) -> None:  # fmt: skip
         """Save all figures, and these crossovers with earlier ones. Raises OSError."""
         report.save({"header": self.about, "groups": self.groups}, self.json)
         facts = {name: said for name, said in self.about.items() if name not in ("load", "python")}
-        new = tuning_file.Measured(ranks, windows, rules, segment_bytes, facts)
+        new = tuning_file.Measured(
+            measure.ranks, measure.windows, rules, segment_bytes, facts, measure.placement
+        )
         tuning_file.save(tuning_file.merge(self.read(), new), self.path)
         self.use()
 
 
-def tune(
-    workers: Sequence[Any], ranks: int, windows: bool, plan: TuningPlan, results: TuningResults
-) -> None:
-    """Measure and save everything for the groups of one size. Raises WorkerError, OSError."""
+def tune(measure: Measure, plan: TuningPlan, results: TuningResults) -> None:
+    """Measure and save everything for the groups of one kind. Raises WorkerError, OSError.
+
+    Args:
+        measure: Its progress is not used.
+    """
     results.use()
-    entry: dict[str, Any] = {"ranks": ranks, "windows": windows, "segments": [], "cells": []}
+    entry: dict[str, Any] = {
+        "ranks": measure.ranks, "windows": measure.windows, "placement": measure.placement,
+        "segments": [], "cells": [],
+    }  # fmt: skip
     results.groups.append(entry)
     ops = [op for op in plan.ops if op != SEGMENT]
-    measure = Measure(workers, ranks, windows, plan.rounds, plan.deadline, report.ProgressLine(0))
     progress = report.ProgressLine(sum(len(measure.cases(op, plan.sizes)) for op in ops))
-    measure = Measure(workers, ranks, windows, plan.rounds, plan.deadline, progress)
+    measure = replace(measure, progress=progress)
     for op in plan.ops:
         try:
             if op == SEGMENT:
@@ -197,7 +278,7 @@ def tune(
                 said = _collective(op, measure, plan, results, entry)
         except OutOfTime:
             said = []
-            results.left.setdefault(ranks, []).append(op)
+            results.left.setdefault(measure.ranks, []).append(op)
         progress.clear()
         print("\n".join(said), end="\n" if said else "", flush=True)
 
@@ -214,7 +295,7 @@ def _collective(
     ]  # fmt: skip
     changed = chosen != [each.in_force for each in sizes]
     rules = {op: fit.rules(op, sizes, chosen)} if changed else {}
-    results.write(measure.ranks, measure.windows, rules)
+    results.write(measure, rules)
     return lines(op, sizes, chosen)
 
 
@@ -226,7 +307,7 @@ def _segment(
     best = fit.better(passes, in_force)
     entry["segment_bytes"] = best
     entry["segments"] = [{str(each): some for each, some in found.items()} for found in passes]
-    results.write(measure.ranks, measure.windows, {}, best if best != in_force else None)
+    results.write(measure, {}, best if best != in_force else None)
     return segment_lines(passes, in_force, best)
 
 

@@ -1,12 +1,16 @@
-"""The tuning file: crossovers that `python -m cydist.bench --tune` measured on one machine.
+"""The tuning file: crossovers that `python -m cydist.bench --tune` measured.
 
 They are in a file of the user, named after the host. Hosts may have different files, or none, but
 all ranks must choose alike. So the file of rank 0's host counts for the whole job, and
 init_process_group distributes it. It contains JSON:
 
-    {"format": 1, "cydist": "0.9.0", "measured": [
+    {"format": 2, "cydist": "0.9.0", "measured": [
         {"ranks": 2, "windows": true, "segment_bytes": 131072, "about": {...},
-         "rules": {"all_reduce": [{"name": "flat", "most_bytes": 4096}, {"name": "staged"}]}}]}
+         "rules": {"all_reduce": [{"name": "flat", "most_bytes": 4096}, {"name": "staged"}]}},
+        {"ranks": 4, "windows": false, "placement": "2x2", "about": {...},
+         "rules": {"all_reduce": [{"name": "leaders", "most_bytes": 65536}, {"name": "lanes"}]}}]}
+
+Format 1 had no placements, and is read, too.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from cydist.tuning.table import FORMER_NAMES, NEEDS, Rule
 if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and only rank 0 needs it
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)
 MOST_FILE_BYTES = 1 << 20  # a file from `save` has some kilobytes
 MOST_RANKS = 1 << 20
 MOST_SEGMENT = 1 << 40
@@ -39,6 +44,8 @@ class Measured(NamedTuple):
     """The measured choices for groups of `ranks` ranks, with or without windows.
 
     Attributes:
+        placement: How the ranks were spread over several hosts, as table.placement_of says it; "":
+            they shared one.
         segment_bytes: None: the default.
         rules: By collective, in the order in which they are tried.
         about: Date, machine and command of the measurement, for readers.
@@ -49,6 +56,11 @@ class Measured(NamedTuple):
     rules: Mapping[str, tuple[Rule, ...]]
     segment_bytes: int | None = None
     about: Mapping[str, str] = {}
+    placement: str = ""
+
+    def key(self) -> tuple[int, bool, str]:
+        """Return for which groups this holds."""
+        return self.ranks, self.windows, self.placement
 
 
 def share_from_rank_0(store: Store, rank: int) -> None:
@@ -61,7 +73,7 @@ def share_from_rank_0(store: Store, rank: int) -> None:
 def use_measured(measured: list[Measured]) -> None:
     """Use these choices, and the shipped table for all others."""
     tuning_table.use_rules(
-        {(name, each.ranks, each.windows): rules
+        {(name, *each.key()): rules
          for each in measured for name, rules in each.rules.items()},
         {(each.ranks, each.windows): each.segment_bytes
          for each in measured if each.segment_bytes is not None},
@@ -136,28 +148,40 @@ def parse(text: str) -> list[Measured]:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     found = _members(found, "the file", {"format", "cydist", "measured"})
-    if found.get("format") != FORMAT or found.get("cydist") != __version__:
+    if found.get("format") not in READABLE or found.get("cydist") != __version__:
         raise ValueError(
             f"it is of cydist {found.get('cydist')!r}, format {found.get('format')!r}; "
             f"this is cydist {__version__!r}, format {FORMAT}"
         )
-    return [_measured(each) for each in _list(found.get("measured"), "measured")]
+    known = {"ranks", "windows", "segment_bytes", "about", "rules"}
+    known |= {"placement"} if found["format"] == FORMAT else set()
+    return [_measured(each, known) for each in _list(found.get("measured"), "measured")]
 
 
-def _measured(entry: object) -> Measured:
-    entry = _members(entry, "an entry", {"ranks", "windows", "segment_bytes", "about", "rules"})
+def _measured(entry: object, known: set[str]) -> Measured:
+    entry = _members(entry, "an entry", known)
     windows = entry.get("windows")
     if not isinstance(windows, bool):
         raise ValueError(f"windows is {windows!r}, not true or false")
     about = _members(entry.get("about", {}), "about")
     rules = _members(entry.get("rules", {}), "rules")
     segment = entry.get("segment_bytes")
+    ranks = _number(entry.get("ranks"), "ranks", MOST_RANKS)
+    placement = entry.get("placement", "")
+    if not isinstance(placement, str):
+        raise ValueError(f"placement is {str(placement)[:40]}, not a text")
+    if placement and (placed := tuning_table.ranks_in(placement)) != ranks:
+        raise ValueError(f"placement {placement[:40]} has {placed} ranks, not {ranks}")
+    if placement and segment is not None:
+        raise ValueError(f"segment_bytes is {segment} on hosts with {placement[:40]} ranks, where "
+                         "no segment is measured")  # fmt: skip
     return Measured(
-        _number(entry.get("ranks"), "ranks", MOST_RANKS),
+        ranks,
         windows,
         {name: tuple(_rule(name, each) for each in _list(rules[name], name)) for name in rules},
         None if segment is None else _number(segment, "segment_bytes", MOST_SEGMENT),
         {name: str(said) for name, said in about.items()},
+        placement,
     )
 
 
@@ -201,14 +225,14 @@ def merge(old: list[Measured], new: Measured) -> list[Measured]:
 
     A collective without rows in `new` is as shipped.
     """
-    kept = [each for each in old if (each.ranks, each.windows) != (new.ranks, new.windows)]
+    kept = [each for each in old if each.key() != new.key()]
     same = [each for each in old if each not in kept]
     rules = {name: rows for each in same for name, rows in each.rules.items()}
     segments = [each.segment_bytes for each in (*same, new) if each.segment_bytes is not None]
     segment = segments[-1] if segments else None
     rules |= new.rules
     rules = {name: rows for name, rows in rules.items() if rows}
-    return [*kept, Measured(new.ranks, new.windows, rules, segment, new.about)]
+    return [*kept, new._replace(rules=rules, segment_bytes=segment)]
 
 
 def save(measured: list[Measured], path: Path) -> None:
@@ -235,6 +259,7 @@ def encode(measured: list[Measured]) -> str:
         {
             "ranks": each.ranks,
             "windows": each.windows,
+            **({"placement": each.placement} if each.placement else {}),
             "segment_bytes": each.segment_bytes,
             "about": dict(each.about),
             "rules": {name: [_row(rule) for rule in rules] for name, rules in each.rules.items()},

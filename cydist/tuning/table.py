@@ -11,8 +11,11 @@ the fingerprint of every call: ranks that differ raise MismatchError.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from cydist import config
@@ -60,6 +63,10 @@ REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"
 UNSIZED = frozenset({"gather", "scatter"})
 
 DEFAULT_SEGMENT_BYTES = 256 * KiB
+
+SCATTERED = "scattered"
+_PART = r"[1-9]\d{0,6}(?:x[1-9]\d{0,6})?"
+PLACEMENT = re.compile(rf"({_PART}(?:\+{_PART})*)(?: {SCATTERED})?", re.ASCII)
 
 
 class Rule(NamedTuple):
@@ -163,7 +170,6 @@ MOST_OF_LEADERS = {
     "all_gather": 32 * KiB, "reduce_scatter": 32 * KiB, "all_to_all": 32 * KiB,
     "scan": 32 * KiB, "exscan": 32 * KiB,
 }  # fmt: skip
-SEVERAL_HOSTS = "on one host there is nothing to measure"
 
 ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
 OUT_OF_REACH = "in place of those that access arrays, where a call finds that it cannot"
@@ -198,13 +204,10 @@ TABLE = (
         for each in sorted(DIRECT)
     ),
     Rule("barrier", "flat"),
-    Rule("barrier", "leaders", constant=SEVERAL_HOSTS),
-    *(
-        Rule(each, "leaders", most_bytes, constant=SEVERAL_HOSTS)
-        for each, most_bytes in MOST_OF_LEADERS.items()
-    ),
-    *(Rule(each, "lanes", constant=SEVERAL_HOSTS) for each in MOST_OF_LEADERS),
-    *(Rule(each, "leaders", constant=SEVERAL_HOSTS) for each in sorted(UNSIZED)),
+    Rule("barrier", "leaders"),
+    *(Rule(each, "leaders", most_bytes) for each, most_bytes in MOST_OF_LEADERS.items()),
+    *(Rule(each, "lanes") for each in MOST_OF_LEADERS),
+    *(Rule(each, "leaders") for each in sorted(UNSIZED)),
     *(
         Rule(each, ours, most, least_ranks=3, most_ranks=8, library="MPICH", constant=THE_LIBRARYS)
         for each, (ours, most) in MOST_OF_OURS_IN_MPICH.items()
@@ -256,8 +259,8 @@ DETERMINISTIC_TABLE = (
 )  # fmt: skip
 
 
-# Measurements on this machine, by (collective, ranks, windows) and by (ranks, windows): see `tune`.
-_tuned: Mapping[tuple[str, int, bool], Sequence[Rule]] = {}
+# Measurements, by (collective, ranks, windows, placement) and by (ranks, windows): see `tune`.
+_tuned: Mapping[tuple[str, int, bool, str], Sequence[Rule]] = {}
 _segments: Mapping[tuple[int, bool], int] = {}
 
 
@@ -272,6 +275,7 @@ def choose(
     library: str = "",
     hosts: bool = False,
     consecutive: bool = False,
+    placement: str = "",
 ) -> str:
     """Return the name of the algorithm for a call.
 
@@ -282,14 +286,49 @@ def choose(
         library: The name of the library below that has the group, or "".
         hosts: Whether the ranks are on several hosts, and some of them share one.
         consecutive: Whether, besides, the ranks on each host are consecutive.
+        placement: How the ranks are spread over hosts, as `placement_of` says it.
 
     Raises ValueError if CYDIST_ALGORITHM names an unknown algorithm.
     """
     size_class = _size_class(nbytes)
     return _chosen(
         collective, size_class, ranks, windows, even, commutative, library, hosts=hosts,
-        consecutive=consecutive,
+        consecutive=consecutive, placement=placement,
     )  # fmt: skip
+
+
+def placement_of(hosts: Iterable[object]) -> str:
+    """Return how ranks are spread over hosts, as a key of measurements; "" on one host.
+
+    "3+1" has three ranks on a host and one on another, "2x4" four on each of two hosts. The order
+    of the hosts makes no difference. "scattered" follows where some host's ranks are not
+    consecutive, as in turn.
+
+    Args:
+        hosts: The host of each rank.
+    """
+    hosts = list(hosts)
+    ranks = Counter(hosts)
+    if len(ranks) < 2:
+        return ""
+    sizes = Counter(ranks.values())
+    text = "+".join(
+        f"{sizes[size]}x{size}" if sizes[size] > 1 else f"{size}"
+        for size in sorted(sizes, reverse=True)
+    )
+    changes = sum(one != other for one, other in pairwise(hosts))
+    return text if changes == len(ranks) - 1 else f"{text} {SCATTERED}"
+
+
+def ranks_in(placement: str) -> int:
+    """Return the number of ranks of a placement. Raises ValueError if it is none of several
+    hosts."""
+    match = PLACEMENT.fullmatch(placement)
+    parts = [part.partition("x") for part in match[1].split("+")] if match else []
+    counts = [(int(count), int(size)) if size else (1, int(count)) for count, _, size in parts]
+    if sum(count for count, _ in counts) < 2:
+        raise ValueError(f"{placement[:40]!r} is no placement on several hosts, such as 3+1 or 2x4")
+    return sum(count * size for count, size in counts)
 
 
 def fallback(
@@ -314,13 +353,14 @@ def _size_class(nbytes: int) -> int:
 
 def choose_for_equal_blocks(
     collective: str, nbytes: int, ranks: int, windows: bool, library: str = "", *,
-    hosts: bool = False, consecutive: bool = False,
+    hosts: bool = False, consecutive: bool = False, placement: str = "",
 ) -> str:  # fmt: skip
     """Return the same for blocks of one size, if that is known before the call."""
     known = collective not in UNSIZED
     return choose(
         collective, nbytes if known else 0, ranks, windows,
         even=known, commutative=True, library=library, hosts=hosts, consecutive=consecutive,
+        placement=placement,
     )  # fmt: skip
 
 
@@ -341,14 +381,15 @@ def check() -> None:
 
 
 def use_rules(
-    rules: Mapping[tuple[str, int, bool], Sequence[Rule]],
+    rules: Mapping[tuple[str, int, bool, str], Sequence[Rule]],
     segments: Mapping[tuple[int, bool], int],
 ) -> None:
     """Try these rules before the table's from now on. They must be equal on all ranks.
 
     Args:
-        rules: By collective, number of ranks, and whether the ranks can access each other's memory.
-        segments: The unit of pipelining in bytes, by the last two.
+        rules: By collective, number of ranks, whether the ranks can access each other's memory,
+            and placement (see `placement_of`).
+        segments: The unit of pipelining in bytes, by ranks and access to memory.
     """
     global _tuned, _segments
     if (rules, segments) == (_tuned, _segments):
@@ -377,6 +418,7 @@ def _chosen(
     reachable: bool = True,
     hosts: bool = False,
     consecutive: bool = False,
+    placement: str = "",
 ) -> str:
     able = candidates(
         collective, ranks, windows, even=even, commutative=commutative, library=library,
@@ -386,16 +428,21 @@ def _chosen(
     # A forced algorithm that cannot run here leaves the call to the table.
     if name in able:
         return name
-    for rule in rules(collective, ranks, windows, library, hosts=hosts):
+    for rule in rules(collective, ranks, windows, library, hosts=hosts, placement=placement):
         if rule.fits(size_class, ranks, library) and rule.name in able:
             return rule.name
     raise LookupError(f"no algorithm for {collective} on {ranks} ranks")
 
 
-def chosen(ranks: int) -> str:
+def chosen(ranks: int, hosts: bool = False, placement: str = "") -> str:
     """Return what decides on the algorithms of groups of this many ranks, for logs."""
-    measured = any(size == ranks for _, size, _ in _tuned) or any(n == ranks for n, _ in _segments)
-    words = ["measured on rank 0's host" if measured else "the shipped table"]
+    places = ("",) if not placement else (placement,) if hosts else (placement, "")
+    measured = [where for _, size, _, where in _tuned if size == ranks and where in places]
+    words = ["the shipped table"]
+    if any(measured):
+        words = [f"measured on hosts with {placement} ranks"]
+    elif measured or any(size == ranks for size, _ in _segments):
+        words = ["measured on rank 0's host"]
     if names := forced():
         pairs = ",".join(f"{collective}:{name}" for collective, name in names.items())
         words.append(f"{config.ALGORITHM.names[0]}={pairs}")
@@ -449,13 +496,19 @@ def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
 
 
 def rules(
-    collective: str, ranks: int, windows: bool, library: str = "", *, hosts: bool = False
-) -> list[Rule]:
-    """Return the rows in force for a collective: this machine's measurements, then the table.
+    collective: str, ranks: int, windows: bool, library: str = "", *, hosts: bool = False,
+    placement: str = "",
+) -> list[Rule]:  # fmt: skip
+    """Return the rows in force for a collective: the measurements, then the table.
 
-    Groups of a library have no measurements. Neither have those on several `hosts`: the
-    measurements are of ranks that are all on one host, or each on one."""
-    rows = [] if library or hosts else [*_tuned.get((collective, ranks, windows), ())]
+    Groups of a library have no measurements. Those of ranks on one host hold for groups with one
+    rank on each host too, where nothing was measured on such hosts, but not for other groups on
+    several `hosts`."""
+    rows: list[Rule] = []
+    if not library and placement:
+        rows += _tuned.get((collective, ranks, windows, placement), ())
+    if not library and not hosts:
+        rows += _tuned.get((collective, ranks, windows, ""), ())
     rows += [rule for rule in TABLE if rule.collective == collective]
     if config.DETERMINISTIC.is_on() and collective in REDUCING:
         rows = [rule for rule in rows if (collective, rule.name) in ONE_ROUNDING]

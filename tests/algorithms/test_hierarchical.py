@@ -228,10 +228,10 @@ def test_without_hierarchy_there_are_no_parts(hosts):
         group.close()
 
 
-def chosen(collective, nbytes, hosts, consecutive):
+def chosen(collective, nbytes, hosts, consecutive, placement=""):
     return collective, tuning_table.choose(
         collective, nbytes, 4, False, even=True, commutative=True, hosts=hosts,
-        consecutive=consecutive,
+        consecutive=consecutive, placement=placement,
     )  # fmt: skip
 
 
@@ -263,12 +263,47 @@ def test_scans_need_consecutive_ranks(collective):
 def test_rows_measured_on_one_host_do_not_hold_on_several():
     """What --tune found over TCP on one host leaves hierarchical algorithms alone."""
     rule = tuning_table.Rule("all_reduce", "ring")
-    tuning_table.use_rules({("all_reduce", 4, False): [rule]}, {})
+    tuning_table.use_rules({("all_reduce", 4, False, ""): [rule]}, {})
     try:
         assert chosen("all_reduce", 8, False, False) == ("all_reduce", "ring")
-        assert chosen("all_reduce", 8, True, True) == ("all_reduce", "leaders")
+        assert chosen("all_reduce", 8, False, False, "4x1") == ("all_reduce", "ring")
+        assert chosen("all_reduce", 8, True, True, "2x2") == ("all_reduce", "leaders")
     finally:
         tuning_table.use_rules({}, {})
+
+
+def test_rows_measured_on_several_hosts_hold_for_their_placement():
+    """What --tune found on two hosts of two ranks counts there, and on no other placement."""
+    rule = tuning_table.Rule("all_reduce", "lanes")
+    shipped = ("all_reduce", "leaders")
+    tuning_table.use_rules({("all_reduce", 4, False, "2x2"): [rule]}, {})
+    try:
+        assert chosen("all_reduce", 8, True, True, "2x2") == ("all_reduce", "lanes")
+        assert chosen("all_reduce", 8, True, False, "2x2 scattered") == shipped
+        assert chosen("all_reduce", 8, True, True, "3+1") == shipped
+        assert chosen("all_reduce", 8, False, False) not in ROWS
+    finally:
+        tuning_table.use_rules({}, {})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "placement"),
+    [
+        ([0, 0, 0], ""),
+        ([0, 1], "2x1"),
+        ([7, 7, 2, 2], "2x2"),
+        ([0, 1, 0, 1], "2x2 scattered"),
+        ([1, 0, 0, 0], "3+1"),
+        ([0, 0, 0, 1], "3+1"),
+        ([0, 1, 1, 2], "2+2x1"),
+        ([0, 1, 1, 0], "2x2 scattered"),
+    ],
+)
+def test_placements_have_names(hosts, placement):
+    """The sizes of the hosts count, not their order, and whether their ranks are consecutive."""
+    assert tuning_table.placement_of(hosts) == placement
+    if placement:
+        assert tuning_table.ranks_in(placement) == len(hosts)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

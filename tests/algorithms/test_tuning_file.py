@@ -290,10 +290,24 @@ def test_off(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     assert tuning_file.load() == ""
 
 
-def document(**changes: Any) -> str:
+def document(form: int = tuning_file.FORMAT, **changes: Any) -> str:
     """A file with one entry, and with changes in it: `rules`, or anything of the entry's."""
     entry = {"ranks": 2, "windows": False, "rules": {"all_reduce": [{"name": "ring"}]}} | changes
-    return json.dumps({"format": 1, "cydist": cydist.__version__, "measured": [entry]})
+    return json.dumps({"format": form, "cydist": cydist.__version__, "measured": [entry]})
+
+
+def test_files_without_placements_are_read() -> None:
+    """A file of format 1 counts as before, and is written in today's format."""
+    (entry,) = tuning_file.parse(document(1))
+    assert entry == RING
+    assert tuning_file.parse(tuning_file.encode([entry])) == [RING]
+    assert json.loads(tuning_file.encode([entry]))["format"] == 2
+
+
+def test_a_placement_is_kept() -> None:
+    """Rows of several hosts are written with their placement, and read with it."""
+    placed = Measured(4, False, {"all_reduce": (Rule("all_reduce", "lanes"),)}, placement="3+1")
+    assert tuning_file.parse(tuning_file.encode([placed])) == [placed]
 
 
 @pytest.mark.parametrize(
@@ -315,13 +329,20 @@ def document(**changes: Any) -> str:
         (document(windows="yes"), "windows is 'yes'"),
         (document(segment_bytes=-1), "segment_bytes is -1"),
         (document(speed=9), "unknown 'speed'"),
+        (document(placement="2"), "no placement on several hosts"),
+        (document(placement="2*1"), "no placement on several hosts"),
+        (document(placement=2), "placement is 2, not a text"),
+        (document(placement="2x2"), "placement 2x2 has 4 ranks, not 2"),
+        (document(placement="2x1", segment_bytes=4096), "where no segment is measured"),
+        (document(1, placement="2x1"), "unknown 'placement'"),
         ("x" * (tuning_file.MOST_FILE_BYTES + 1), "more than"),
         (b"\xff\xfe", "decode"),
         (None, "No such file"),
     ],
     ids=["not JSON", "deep", "a list", "old", "other format", "empty", "algorithm", "collective",
          "no power", "unknown limit", "no rules", "no ranks", "true ranks", "windows", "segment",
-         "unknown", "long", "not text", "not there"],
+         "unknown", "one host", "no placement", "a number as placement", "other ranks",
+         "segment of hosts", "placement in format 1", "long", "not text", "not there"],
 )  # fmt: skip
 def test_damaged_files_are_left_out(file: Path, text: str | bytes | None, why: str) -> None:
     """What cannot be used is told with its reason and a remedy, and the job goes on as shipped."""
@@ -352,7 +373,8 @@ json_values = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(["ranks", "windows", "segment_bytes", "about", "rules"]), json_values
+        st.sampled_from(["ranks", "windows", "segment_bytes", "about", "rules", "placement"]),
+        json_values,
     )
 )
 def test_any_json_is_understood_or_refused(entry: dict[str, Any]) -> None:
@@ -382,6 +404,13 @@ def test_what_was_measured_before_stays() -> None:
     (kept, new) = tuning_file.merge(old, RING)
     assert kept == old[1]
     assert new == Measured(2, False, {**RING.rules, "broadcast": tree}, 4096)
+
+
+def test_placements_have_rows_of_their_own() -> None:
+    """A run over hosts leaves what was measured with as many ranks on one, and the reverse."""
+    placed = Measured(2, False, {"all_reduce": (Rule("all_reduce", "doubling"),)}, placement="2x1")
+    assert tuning_file.merge([RING], placed) == [RING, placed]
+    assert tuning_file.merge([placed], RING) == [placed, RING]
 
 
 def test_as_shipped_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,48 @@ def test_a_job_of_two_hosts(tmp_path: Path) -> None:
     assert row[-1].endswith("%")
     sent = json.loads(file.read_text())["cells"][0]["host_sends"]["cydist"]
     assert nbytes <= sent <= 1.1 * nbytes
+
+
+RECEIVER = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    here.bind(("", 29890))
+    print("ready", flush=True)
+    data, sender = here.recvfrom(9)
+    here.sendto(data, sender)
+    received = 0
+    while here.recv(9) == b"counted":
+        received += 1
+    print(received, flush=True)
+"""
+SENDER = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
+    there = sys.argv[1], 29890
+    here.sendto(b"first", there)
+    print(here.recv(9), flush=True)
+    sys.stdin.readline()
+    for text in [b"counted"] * 400 + [b"end"] * 100:
+        here.sendto(text, there)
+"""
+
+
+def test_hosts_that_lose_packets(tmp_path: Path) -> None:
+    """`scripts/bench-hosts --loss` rests on this: of 400 packets half do not arrive, by chance."""
+    require_hosts()
+    with network_of(2, tmp_path / "hosts") as (_, hosts), ExitStack() as stack:
+        receiver = hosts[1].start(["-c", RECEIVER], {})
+        stack.callback(receiver.end)
+        assert receiver.line() == "ready"
+        sender = hosts[0].start(["-c", SENDER, hosts[1].address], {})
+        stack.callback(sender.end)
+        assert sender.line() == "b'first'"
+        hosts[1].lose(50)
+        sender.tell("go")
+        received = int(receiver.line())
+        assert sender.ended() == 0
+    assert 100 < received < 300  # ten standard deviations
 
 
 @pytest.mark.parametrize(("text", "bits"), [("1gbit", 1e9), ("2.5Gbit", 2.5e9), ("100mbit", 1e8)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs_on_hosts import job_on
+from network_hosts import network_of, require_hosts
 
 from cydist.bench import fit
 from cydist.bench.__main__ import main
@@ -25,6 +29,7 @@ from cydist.tuning import table as tuning_table
 from cydist.tuning.table import Rule
 
 BYTES = [8 << 3 * power for power in range(8)]
+PORT, LIMIT = 29884, 100.0
 NAMES = ("doubling", "halving_doubling", "ring")
 
 
@@ -223,9 +228,13 @@ def hit(constant: bool) -> set[Rule]:
     one algorithm could run; or for whom the engine would ask besides."""
     rows = set()
     for op in COLLECTIVES:
-        for ranks, windows in itertools.product(range(2, 10), (False, True)):
+        for ranks, windows, hosts in itertools.product(range(2, 10), (False, True), (False, True)):
+            if hosts and (windows or ranks == 2):
+                continue
             known = op not in tuning_table.UNSIZED
-            able = tuning_table.candidates(op, ranks, windows, even=known)
+            able = tuning_table.candidates(
+                op, ranks, windows, even=known, hosts=hosts, consecutive=hosts
+            )
             for size_class in range(31 if known else 1):
                 fitting = (
                     rule
@@ -295,9 +304,12 @@ def test_a_run(
         ([], "CYDIST_TUNING=off"),
         (["--output", "/dev/null/x.json"], "/dev/null/x.json cannot be written"),
         (["--output", "/"], "/ cannot be written: it is a folder"),
+        (["--job", "--ranks", "2"], "--ranks is for one host"),
+        (["--job", "--transport", "tcp"], "--transport is for one host"),
     ],
-    ids=["ranks", "ops", "sizes", "minutes", "rounds", "nowhere to save", "no folder", "a folder"],
-)
+    ids=["ranks", "ops", "sizes", "minutes", "rounds", "nowhere to save", "no folder", "a folder",
+         "ranks of a job", "transport of a job"],
+)  # fmt: skip
 def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong option ends the program before anything is started."""
     with pytest.raises(SystemExit):
@@ -403,6 +415,102 @@ def test_what_is_found_out_as_a_job_runs_stays(
     tuned(fast("ring"), "--ops", "broadcast", "--sizes", "1Mi", windows=True)
     (entry,) = tuning_file.parse(tuning_file.read(tmp_path / "tuning.json"))
     assert entry.rules == {"broadcast": (Rule("broadcast", "ring"),)}
+
+
+@pytest.fixture
+def hosts_can_be_made() -> None:
+    """Namespaces serve as hosts."""
+    require_hosts()
+
+
+JOB = ["-m", "cydist.bench", "--tune", "--job", "--rounds", "3"]
+CHOSEN = """
+import sys
+import numpy as np
+import cydist as dist
+from cydist.tuning import table as tuning
+
+dist.init_process_group("tcp", timeout=50)
+group = dist.group.WORLD
+names = [None] * 4
+dist.all_gather_object(names, tuning.choose_for_equal_blocks(
+    "all_reduce", 8, 4, group.windows, hosts=True, consecutive=True, placement=group.placement))
+array = np.ones(1, np.float32)
+dist.all_reduce(array)
+if dist.get_rank() == 0:
+    print(*names, array[0], group.chosen()["algorithms"], sep="; ", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("hosts_can_be_made")
+def test_a_job_of_two_hosts_is_tuned(tmp_path: Path) -> None:
+    """What a job of several hosts measures is saved with its placement, in the order of times, and
+    among the algorithms are those for hosts."""
+    output, figures = tmp_path / "tuning.json", tmp_path / "figures.json"
+    command = [*JOB, "--ops", "all_reduce", "--sizes", "8,64Ki", "--output", output,
+               "--json", figures]  # fmt: skip
+    with (
+        network_of(2, tmp_path / "hosts") as (_, hosts),
+        job_on(hosts, [0, 0, 1, 1], command, tmp_path, PORT) as ranks,
+    ):
+        lines = list(ranks[0].lines(LIMIT))
+        assert [rank.ended(LIMIT) for rank in ranks] == [0] * 4
+    assert f"saved to {output}" in lines
+    (entry,) = tuning_file.parse(tuning_file.read(output))
+    assert entry.key() == (4, False, "2x2")
+    (group,) = json.loads(figures.read_text())["groups"]
+    assert group["placement"] == "2x2"
+    able = tuning_table.candidates("all_reduce", 4, False, hosts=True, consecutive=True)
+    assert {"leaders", "lanes", "doubling", "ring"} <= set(able)
+    assert [list(cell["passes"][0]) for cell in group["cells"]] == [able] * 2
+    tuning_file.use_measured([entry])
+    try:
+        found = [
+            tuning_table.choose_for_equal_blocks(
+                "all_reduce", cell["bytes"], 4, False, hosts=True, consecutive=True,
+                placement="2x2",
+            )
+            for cell in group["cells"]
+        ]  # fmt: skip
+    finally:
+        tuning_file.use_measured([])
+    assert found == [cell["chosen"] for cell in group["cells"]]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("hosts_can_be_made")
+def test_all_hosts_use_what_rank_0_knows(tmp_path: Path) -> None:
+    """In a later job of that placement all ranks take the rows of rank 0's file, on hosts without
+    one too, and the log says where they are from."""
+    file = tmp_path / "tuning.json"
+    rules = {"all_reduce": (Rule("all_reduce", "ring"),)}
+    tuning_file.save([tuning_file.Measured(4, False, rules, placement="2x2")], file)
+    program = tmp_path / "program.py"
+    program.write_text(CHOSEN)
+    only_rank_0 = ["-c", "import os, runpy\n"
+                   f"os.environ['CYDIST_TUNING'] = {str(file)!r} if os.environ['RANK'] == '0' "
+                   f"else ''\nrunpy.run_path({str(program)!r})"]  # fmt: skip
+    with (
+        network_of(2, tmp_path / "hosts") as (_, hosts),
+        job_on(hosts, [0, 0, 1, 1], only_rank_0, tmp_path, PORT + 1) as ranks,
+    ):
+        (line,) = ranks[0].lines(LIMIT)
+        assert [rank.ended(LIMIT) for rank in ranks] == [0] * 4
+    assert line == "ring; ring; ring; ring; 4.0; measured on hosts with 2x2 ranks"
+
+
+def test_a_wrong_option_ends_all_ranks_of_a_job(tmp_path: Path) -> None:
+    """What only rank 0 finds wrong ends the other ranks, too, without an error of theirs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", *JOB, "--output", tmp_path],
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "it is a folder" in done.stderr
+    assert "[1]" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_no_time_left(tuned: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:

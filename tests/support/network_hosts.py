@@ -25,6 +25,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("ip", "tc", "unshare", "nsenter")
+# Words of a classic BPF program, and what it returns to the traffic control.
+LOAD, JUMP_IF_NOT_LESS, RETURN = 0x20, 0x35, 0x06
+RANDOM = (1 << 32) - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
+PASS, DROP = (1 << 32) - 1, 2
 DEADLINE = 30.0  # seconds for one command, or one line of a rank
 
 
@@ -148,6 +152,19 @@ class Host:
         self.run("tc", "qdisc", "replace", "dev", "eth", "root", "tbf", "rate", rate,
                  "burst", "64k", "latency", "400ms")  # fmt: skip
 
+    def lose(self, percent: float) -> None:
+        """Lose so many of the packets that arrive, by chance, each of the size that a network has.
+
+        A classifier does it, which kernels without netem have, too.
+        """
+        limit = round(percent / 100 * (1 << 32))
+        program = ((LOAD, 0, 0, RANDOM), (JUMP_IF_NOT_LESS, 1, 0, limit), (RETURN, 0, 0, DROP),
+                   (RETURN, 0, 0, PASS))  # fmt: skip
+        text = ",".join([str(len(program)), *(" ".join(map(str, line)) for line in program)])
+        self.run("ip", "link", "set", "eth", "gso_max_segs", "1")
+        self.run("tc", "qdisc", "replace", "dev", "eth", "clsact")
+        self.run("tc", "filter", "add", "dev", "eth", "ingress", "bpf", "da", "bytecode", text)
+
     def grow_packets(self) -> None:
         """Let it send packets that the switch drops without a word."""
         self.run("ip", "link", "set", "eth", "mtu", "9000", "gso_max_segs", "1")
@@ -235,7 +252,7 @@ class Process:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -243,11 +260,16 @@ class Process:
         with contextlib.suppress(ValueError):
             for line in self._process.stdout:
                 self._lines.put(line.rstrip("\n"))
-        self._lines.put("")
+        self._lines.put(None)
 
     def line(self, timeout: float = DEADLINE) -> str:
         """Return its next line; "" when it has ended. Raises queue.Empty after `timeout` s."""
-        return self._lines.get(timeout=timeout)
+        return self._lines.get(timeout=timeout) or ""
+
+    def lines(self, timeout: float = DEADLINE) -> Iterator[str]:
+        """Return its lines until it ends, empty ones too. Raises as `line` does."""
+        while (line := self._lines.get(timeout=timeout)) is not None:
+            yield line
 
     def is_silent(self, seconds: float) -> bool:
         """Return whether it says nothing for so long."""

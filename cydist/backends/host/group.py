@@ -103,8 +103,11 @@ class HostGroup(ProcessGroup):
         self._peers = tuple(peers)
         self._comm_id = comm_id_of(name, self._peers)
         self.native = _native.Group(endpoint.link, self._peers, rank, self._comm_id)
+        self.placement = ""  # a key of measurements: see tuning_table.placement_of
         if endpoint.hosts:
-            self.native.place_on_hosts([endpoint.hosts[peer] for peer in self._peers])
+            hosts = [endpoint.hosts[peer] for peer in self._peers]
+            self.native.place_on_hosts(hosts)
+            self.placement = tuning_table.placement_of(hosts)
         super().__init__(rank, len(peers), timeout=timeout, name=name, ranks=ranks, backend=backend)
         self.native.call_queue = self.call_queue
         if self.checks is not None:  # the fast path makes none
@@ -171,7 +174,8 @@ class HostGroup(ProcessGroup):
             words["hosts"] = hosts
         if listens := self._endpoint.listens():
             words["listens at"] = listens
-        return {**words, "algorithms": tuning_table.chosen(self._size)}
+        algorithms = tuning_table.chosen(self._size, self.native.hosts, self.placement)
+        return {**words, "algorithms": algorithms}
 
     def _transport(self) -> str:
         """Return how bytes reach the other ranks, for logs."""
@@ -619,6 +623,7 @@ class HostGroup(ProcessGroup):
                     library=self.library if native.library_comm != 0 and not windows else "",
                     hosts=native.hosts,
                     consecutive=native.consecutive,
+                    placement=self.placement,
                 )  # fmt: skip
                 keeps = known and self.fast_calls and nbytes <= WHOLE_BYTES
             else:
