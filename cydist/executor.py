@@ -20,6 +20,8 @@ from cydist.work import EventWork
 if TYPE_CHECKING:
     from queue import SimpleQueue
 
+    from cydist._native import CallRecord
+
 T = TypeVar("T")
 
 # Waits for an event on a thread that meanwhile progresses the background calls. Takes the event and
@@ -87,6 +89,7 @@ class TaskWork(EventWork):
     Args:
         body: The call. A receive returns its sender's global rank.
         poll_hook: Waits for the call, if it progresses only while a thread waits; else None.
+        call: Records how long threads wait for it; None: that is not recorded.
     """
 
     def __init__(
@@ -95,8 +98,10 @@ class TaskWork(EventWork):
         body: Callable[[], int | None],
         result: object,
         poll_hook: PollHook | None = None,
+        call: CallRecord | None = None,
     ) -> None:
         super().__init__(name, None, result)
+        self._call = call
         self._poll_hook = poll_hook
         self._pid = os.getpid()
         self._body: Callable[[], int | None] | None = body
@@ -122,7 +127,16 @@ class TaskWork(EventWork):
             THREADS.run(follower)
 
     def _wait(self, timeout: float | None) -> None:
-        self._poll()  # a forked child would wait forever
+        if self._poll() or self._call is None:  # a forked child would wait forever
+            self._wait_for_end(timeout)
+            return
+        since = self._call.clock()
+        try:
+            self._wait_for_end(timeout)
+        finally:
+            self._call.caller_waited(since)
+
+    def _wait_for_end(self, timeout: float | None) -> None:
         if self._poll_hook is not None:
             self._poll_hook(self._done, timeout)
             timeout = 0.0
@@ -205,9 +219,11 @@ class Serial:
         with self._lock:
             return self.call_queue.withdraw(work)
 
-    def start(self, name: str, body: Callable[[], None], result: object) -> TaskWork:
-        """Queue `body` to run in its turn on a borrowed thread."""
-        work = TaskWork(name, body, result, self.poll_hook)
+    def start(
+        self, name: str, body: Callable[[], None], result: object, call: CallRecord | None = None
+    ) -> TaskWork:
+        """Queue `body` to run in its turn on a borrowed thread. The arguments are TaskWork's."""
+        work = TaskWork(name, body, result, self.poll_hook, call)
         try:
             with self._lock:
                 served, self._served = self._served, True

@@ -42,7 +42,10 @@ cdef class CallRecord:              # one call; the body describes the fields
     cdef public bint agreed
     cdef public bint begun
     cdef public bint over
+    cdef public bint asynchronous
     cdef int64_t issued_ns              # on CLOCK_MONOTONIC
+    cdef RecentCall *recent             # its entry in the ring, once it has begun; or NULL
+    cdef uint64_t version               # of that entry, while it is this call's
     cdef int64_t deadline_in_ns(self) noexcept
 
 

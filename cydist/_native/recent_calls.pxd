@@ -36,7 +36,9 @@ cdef extern from *:
         uint64_t longest;           /* ticks in the longest wait for one rank */
         int32_t longest_for, pad;
         uint64_t queued_ns;         /* from the call's issue to its turn */
-        uint64_t more[3];
+        uint64_t blocked;           /* ticks of an asynchronous call in which its caller waited */
+        int32_t asynchronous, pad2;
+        uint64_t more;
     } cydist_recent_call;
 
     typedef struct {                /* one page, then the text, then the calls */
@@ -110,7 +112,8 @@ cdef extern from *:
 
     static inline void cydist_recent_time(cydist_recent_call *c) {
         if (!c->timed) {
-            c->ended = c->waited = c->longest = c->queued_ns = 0;
+            c->ended = c->waited = c->longest = c->queued_ns = c->blocked = 0;
+            c->asynchronous = 0;
             c->longest_for = -1;
             __atomic_store_n(&c->timed, 1, __ATOMIC_RELEASE);
         }
@@ -154,7 +157,8 @@ cdef extern from *:
         int32_t root, state, awaited, timed
         uint64_t since, ended, waited, longest
         int32_t longest_for
-        uint64_t queued_ns
+        uint64_t queued_ns, blocked
+        int32_t asynchronous
     ctypedef struct RecentHead "cydist_recent_head":
         char magic[8]
         uint32_t layout, calls, call_bytes, names_bytes

@@ -170,6 +170,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     Connection *wanted
     Connection **connections    # [peer * lanes + lane], NULL until used
     uint8_t *lost               # per peer: 0, or a Loss
+    uint64_t *sent_to           # per peer: bytes that its sockets have taken
     int *hosts                  # per rank: the lowest rank of its host; NULL: not known
     Patience patience           # with silent hosts
     int64_t next_look           # for them

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cydist import _native
-from cydist.errors import MismatchError, disagreement
+from cydist.errors import DistError, MismatchError, disagreement
 from cydist.reduce_ops import Op, op_name
 
 if TYPE_CHECKING:
@@ -75,6 +75,15 @@ def check_consistency(
             group=group.group_name,
             ranks=(group.ranks[rank],),
         )
+
+
+def name_call_in(error: DistError, call: CallRecord) -> None:
+    """Let the error of a message name the call of which that is a part."""
+    head = f"{error.op} on "
+    if error.seq is None and error.op in ("send", "recv") and str(error).startswith(head):
+        error.op, error.seq = call.name, call.seq
+        rest = error.args[0].removeprefix(head)
+        error.args = (f"{call.name} #{call.seq} on {rest}", *error.args[1:])
 
 
 def describe(

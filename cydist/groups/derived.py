@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cydist import _native
 from cydist._native import CallRecord
-from cydist.errors import DistBackendError, UnsupportedError
-from cydist.groups.consistency import check_consistency
+from cydist.errors import DistBackendError, DistError, UnsupportedError
+from cydist.groups.consistency import check_consistency, name_call_in
 from cydist.reduce_ops import UserReduction, op_and_factor
 
 if TYPE_CHECKING:
@@ -251,42 +252,59 @@ class UserOpReducer:
 
     def run_all_reduce(self, call: CallRecord, array: Array, op: Op) -> None:
         """Reduce in place on every rank."""
-        self._start_step(call, "all_reduce", array)
-        blocks = self._blocks(array)
-        mine = blocks[self._group.rank()]
-        self._fold(call, mine, blocks)
-        self._group.run_all_gather(self._part_of(call), blocks, mine)
+        with self._parts_of(call):
+            self._start_step(call, "all_reduce", array)
+            blocks = self._blocks(array)
+            mine = blocks[self._group.rank()]
+            self._fold(call, mine, blocks)
+            self._group.run_all_gather(self._part_of(call), blocks, mine)
 
     def run_reduce(self, call: CallRecord, array: Array, root: int, op: Op) -> None:
         """Reduce into the root's array; other ranks' arrays keep their contents."""
-        self._start_step(call, "reduce", array, root=root)
-        at_root = self._group.rank() == root
-        for pieces, sources in self._exchange_pieces(call, self._blocks(array)):
-            self._write(sources[0], self._fold_all(sources))
-            self._group.run_gather(
-                self._part_of(call), sources[0], pieces if at_root else None, root
-            )
+        with self._parts_of(call):
+            self._start_step(call, "reduce", array, root=root)
+            at_root = self._group.rank() == root
+            for pieces, sources in self._exchange_pieces(call, self._blocks(array)):
+                self._write(sources[0], self._fold_all(sources))
+                self._group.run_gather(
+                    self._part_of(call), sources[0], pieces if at_root else None, root
+                )
 
     def run_reduce_scatter(
         self, call: CallRecord, output: Array, inputs: Sequence[Array], op: Op
     ) -> None:
         """Reduce block r of all ranks' inputs into rank r's output."""
-        self._start_step(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
-        self._fold(call, output, inputs)
+        with self._parts_of(call):
+            self._start_step(call, "reduce_scatter", output, sizes=[block.size for block in inputs])
+            self._fold(call, output, inputs)
 
     def run_scan(self, call: CallRecord, array: Array, op: Op, inclusive: bool) -> None:
         """Reduce over the ranks below this one, and this one if `inclusive`, in place."""
-        self._start_step(call, "scan" if inclusive else "exscan", array)
-        for pieces, sources in self._exchange_pieces(call, self._blocks(array), banks=2):
-            prefixes = [source.empty_like() for source in sources]
-            for rank, folded in enumerate(self._prefixes(sources)):
-                if inclusive:
-                    self._write(prefixes[rank], folded)
-                elif rank + 1 < len(prefixes):
-                    self._write(prefixes[rank + 1], folded)
-                if rank == 0 and not inclusive:  # rank 0 keeps its array
-                    self._write(prefixes[0], folded)
-            self._exchange(call, pieces, prefixes, pieces)
+        with self._parts_of(call):
+            self._start_step(call, "scan" if inclusive else "exscan", array)
+            for pieces, sources in self._exchange_pieces(call, self._blocks(array), banks=2):
+                prefixes = [source.empty_like() for source in sources]
+                for rank, folded in enumerate(self._prefixes(sources)):
+                    if inclusive:
+                        self._write(prefixes[rank], folded)
+                    elif rank + 1 < len(prefixes):
+                        self._write(prefixes[rank + 1], folded)
+                    if rank == 0 and not inclusive:  # rank 0 keeps its array
+                        self._write(prefixes[0], folded)
+                self._exchange(call, pieces, prefixes, pieces)
+
+    @contextmanager
+    def _parts_of(self, call: CallRecord) -> Iterator[None]:
+        """Let errors of the collectives and messages inside name the call, as the program knows no
+        other."""
+        self._group.run_as_part_of(call)
+        try:
+            yield
+        except DistError as error:
+            name_call_in(error, call)
+            raise
+        finally:
+            self._group.run_as_part_of(None)
 
     def _start_step(
         self, call: CallRecord, name: str, array: Array, *, root: int | None = None,

@@ -321,6 +321,15 @@ class ProcessGroup(GroupCalls):
             call: The call.
         """
 
+    def run_as_part_of(self, call: CallRecord | None) -> None:
+        """Let collectives be parts of a call from now on: errors on all ranks name that call.
+
+        A backend whose collectives tell other ranks of errors overrides this.
+
+        Args:
+            call: The call; None: collectives are whole calls again.
+        """
+
     # Running calls.
 
     def execute(
@@ -373,7 +382,8 @@ class ProcessGroup(GroupCalls):
             self.call_queue.run_call(self, call, body)
 
         if async_op:
-            return self._serial.start(name, run, result)
+            call.asynchronous = True
+            return self._serial.start(name, run, result, call)
         if not self._serial.run(name, run, call.deadline, partial(self._give_up, name)):
             raise DistTimeoutError(
                 f"{name} on {self.title}: timeout: calls that were issued before it "

@@ -162,19 +162,16 @@ def report(
     job: JobFile,
     activities: Sequence[Activity],
     stacks: Callable[[Activity], str] | None = None,
-    note: str | None = None,
+    note: str = "",
 ) -> str:
     """Return the table, which ranks are late, and their stacks.
 
     Args:
         stacks: Returns a late rank's stacks; None: none are shown.
-        note: What is missing in the table, in lines; None: the ranks of other hosts.
+        note: What is missing in the table, in lines.
     """
     now_ns = time.monotonic_ns()
-    text = f"job {describe_job(job)}\n{table(activities, now_ns)}"
-    if note is None and job.nodes > 1:
-        text += f"The table has the ranks of host {job.node}. `cydist hang` shows those of all.\n"
-    text += note or ""
+    text = f"job {describe_job(job)}\n{table(activities, now_ns)}{note}"
     found = late(activities)
     for reason in found.values():
         text += f"{reason}\n"
@@ -183,9 +180,15 @@ def report(
         text += "No rank of the table is late in a call that another of its ranks is in.\n"
     for each in activities if stacks is not None else ():
         if each.record.rank in found and stacks is not None:
-            text += f"stacks of rank {each.record.rank} (pid {each.record.pid}):\n"
+            text += f"stacks of {named(each)} (pid {each.record.pid}):\n"
             text += "".join(f"    {line}\n" for line in stacks(each).splitlines())
     return text
+
+
+def named(activity: Activity, begin: str = "rank") -> str:
+    """Return a rank, with its host in a job on several: "rank 2 on host 1 (vm-b)"."""
+    number, _, name = activity.host.partition(" ")
+    return f"{begin} {activity.record.rank}" + (f" on host {number} ({name})" if number else "")
 
 
 # Judging
@@ -200,15 +203,18 @@ def late(activities: Sequence[Activity]) -> dict[int, str]:
     known = {each.record.rank: each for each in activities}
     found: dict[int, str] = {}
     for (name, seq), members in _newest(activities).items():
-        behind = [
-            (rank, reached)
+        behind = {
+            rank: reached
             for rank in members.ranks
             if rank in known
             and (reached := _reached(known[rank], name)) < seq
             and not _is_served(known[rank], known)
-        ]
-        for rank, reached in behind:
-            found[rank] = _why_behind(known[rank], name, seq, reached, members)
+        }
+        for rank, reached in behind.items():
+            # In a collective of the group it may wait for a rank that is late, too.
+            end = _end_of_waits(known[rank], known) if _is_inside(known[rank], name) else None
+            if end is None or end == rank or end not in behind:
+                found[rank] = _why_behind(known[rank], name, seq, reached, members)
     for each in activities:
         end = _end_of_waits(each, known)
         if end is not None and end not in found:
@@ -218,14 +224,31 @@ def late(activities: Sequence[Activity]) -> dict[int, str]:
 
 def _is_served(activity: Activity, known: dict[int, Activity]) -> bool:
     """Return whether a rank was seen in a call for which it need not wait any more: the rank that
-    it waited for was seen in a later call, a little later. Such a job runs."""
+    it waited for has left that call, a little later, or is served itself. Such a job runs."""
+    seen = set()
+    while activity.record.rank not in seen:
+        seen.add(activity.record.rank)
+        call, dump = activity.call, activity.record.dump
+        if call is None or dump is None or not call["seq"] or call["waits_for"] not in known:
+            return False
+        group = _group(dump, call["group"])
+        if group is None:
+            return False
+        activity = known[call["waits_for"]]
+        reached = _reached(activity, group["name"])
+        inside = activity.call is not None and activity.call["seq"] == reached
+        if reached > int(call["seq"]) or (reached == int(call["seq"]) and not inside):
+            return True
+    return False
+
+
+def _is_inside(activity: Activity, name: str) -> bool:
+    """Return whether a rank is in a collective of a group."""
     call, dump = activity.call, activity.record.dump
-    if call is None or dump is None or not call["seq"] or call["waits_for"] not in known:
+    if call is None or dump is None or not call["seq"]:
         return False
     group = _group(dump, call["group"])
-    if group is None:
-        return False
-    return _reached(known[call["waits_for"]], group["name"]) > int(call["seq"])
+    return group is not None and group["name"] == name
 
 
 class _Members(NamedTuple):
@@ -272,7 +295,7 @@ def _why_behind(activity: Activity, name: str, seq: int, reached: int, members: 
     others = listed("rank", members.inside)
     are = "is" if len(members.inside) == 1 else "are"
     return (
-        f"Rank {activity.record.rank} is late: {others} {are} in {describe_call(members.call)} of "
+        f"{named(activity, 'Rank')} is late: {others} {are} in {describe_call(members.call)} of "
         f"{group_title(name)}, and rank {activity.record.rank} {where} of it. "
         f"It {does(activity, time.monotonic_ns())}."
     )
@@ -299,15 +322,14 @@ def _why_awaited(waiting: Activity, rank: int, late_one: Activity | None) -> str
     assert waiting.call is not None
     told = f"rank {waiting.record.rank} is in {describe_call(waiting.call)}"
     if late_one is None:
-        return f"Rank {rank} is awaited: {told} and waits for it. It is on another host."
+        return f"Rank {rank} is awaited: {told} and waits for it. It is not in the table."
     if late_one.call is not None and late_one.call["waits_for"] is not None:
         return (
             f"Ranks wait for each other in a circle: {told}, and rank {rank} is in "
             f"{describe_call(late_one.call)} and waits for rank {late_one.call['waits_for']}."
         )
-    return (
-        f"Rank {rank} is late: {told} and waits for it. It {does(late_one, time.monotonic_ns())}."
-    )
+    name = named(late_one, "Rank")
+    return f"{name} is late: {told} and waits for it. It {does(late_one, time.monotonic_ns())}."
 
 
 # Stacks
@@ -419,7 +441,6 @@ class HangWatch:
             self._told |= {(pid, number) for pid, number, _ in running}
         return bool(new)
 
-
-def hang_report(job: JobFile) -> str:
-    """Return the report of a hang on this host: the table, the late ranks, and their stacks."""
-    return report(job, observe(job), lambda late_one: stacks_of(late_one, job.directory))
+    def pass_over(self, directory: str) -> None:
+        """Take the calls that the ranks are in as told."""
+        self._told |= {(pid, number) for pid, number, _ in running_calls(directory)}

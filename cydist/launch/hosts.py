@@ -6,7 +6,8 @@ rank 0. The connections stay. On each the launchers have proved that they know t
 
     hello   ->          a launcher's node rank, its number of ranks, and what must be equal
             <- refuse   why it cannot take part
-            <- start    the number of the generation, and how many ranks each host has
+            <- start    the number of the generation, how many ranks each host has, and after how
+                        many seconds in a call a rank hangs
     failed  ->          a rank failed here, with its last words
     done    ->          all ranks here have ended well
     stopped ->          a signal told this launcher to end
@@ -17,6 +18,8 @@ rank 0. The connections stay. On each the launchers have proved that they know t
             <- look     what do your ranks do?
     seen    ->          they do this
             <- seen     the ranks of another host do this
+    hung    ->          a rank here is in a call for too long (launch/reports.py)
+            <- told     host 0 reports the hang, so this host's calls need no other report
 
 Everything happens on the launcher's one thread, but for the attempts to connect: those have a
 thread of their own, which is gone before a worker starts.
@@ -157,8 +160,9 @@ class _Connection:
 class Launchers:
     """This launcher's view of all launchers of the job.
 
-    Set `look`, which returns what the ranks here do, and `take`, which gets another host's answer:
-    its key, the host, and the answer.
+    Set `look`, which gets a question and returns what the ranks here do; `take`, which gets another
+    host's answer: its key, the host, and the answer; `hung`, which host 0's launcher calls when
+    ranks of a host hang: with the limit in seconds; and `told`, called when host 0 reports a hang.
 
     Register `fileno()` for reading and call `serve` when it is ready, and at `deadline`.
 
@@ -167,6 +171,7 @@ class Launchers:
         sizes: How many ranks each host has, once a generation has started.
         verdict: Why that generation ends; None: it runs, or ended well.
         finished: All ranks of all hosts have ended well.
+        report_hangs: Seconds, as host 0's launcher was told; 0: never.
     """
 
     def __init__(self, options: LaunchOptions, say: Callable[[str], object]) -> None:
@@ -180,8 +185,11 @@ class Launchers:
         self.sizes: tuple[int, ...] = ()
         self.verdict: Verdict | None = None
         self.finished = False
-        self.look: Callable[[list[int]], Message] = lambda stacks: {}
+        self.report_hangs = 0.0
+        self.look: Callable[[Message], Message] = lambda question: {}
         self.take: Callable[[str, int, Message], object] = lambda key, node, answer: None
+        self.hung: Callable[[float], object] = lambda seconds: None
+        self.told: Callable[[], object] = lambda: None
 
     def fileno(self) -> int:
         return self._selector.fileno()
@@ -204,13 +212,17 @@ class Launchers:
         """Tell host 0's launcher."""
         raise NotImplementedError
 
-    def ask(self, key: str, stacks: list[int]) -> None:
+    def ask(self, key: str, question: Message) -> None:
         """Ask the other launchers what their ranks do. Their answers go to `take`.
 
         Args:
             key: Comes back with each answer.
-            stacks: Ranks whose stacks are wanted, instead.
+            question: For their `look`.
         """
+        raise NotImplementedError
+
+    def report_hang(self, seconds: float) -> None:
+        """Let host 0's launcher report that a rank here is in a call for more than `seconds`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -223,6 +235,7 @@ class Launchers:
         match message["kind"]:
             case "start":
                 self.started, self.sizes = content["number"], tuple(content["sizes"])
+                self.report_hangs = float(content["report_hangs"])
                 self.verdict, self._notices = None, None
             case "end":
                 self.verdict = Verdict(**content)
@@ -233,11 +246,13 @@ class Launchers:
             case "refuse":
                 raise RendezvousError(content["text"])
             case "look":
-                self._answer(content["asker"], content["key"], content["stacks"])
+                self._answer(content["asker"], content["key"], content["question"])
             case "seen":
                 self.take(content["key"], content["node"], content["answer"])
+            case "told":
+                self.told()
 
-    def _answer(self, asker: int, key: str, stacks: list[int]) -> None:
+    def _answer(self, asker: int, key: str, question: Message) -> None:
         """Let the launcher of a host know what the ranks here do."""
         raise NotImplementedError
 
@@ -393,23 +408,29 @@ class HostZero(Launchers):
                 number = signal.Signals[message["signal"]]
                 self._end(Verdict(node, None, message["code"], text, ended_by=number))
             case "ask":
-                self._pass_on(node, message["key"], message["stacks"])
+                self._pass_on(node, message["key"], message["question"])
             case "seen":
                 self._give(message["asker"], message["key"], node, message["answer"])
+            case "hung":
+                self.report_hang(float(message["seconds"]))
 
-    def ask(self, key: str, stacks: list[int]) -> None:
-        self._pass_on(0, key, stacks)
+    def ask(self, key: str, question: Message) -> None:
+        self._pass_on(0, key, question)
 
-    def _pass_on(self, asker: int, key: str, stacks: list[int]) -> None:
+    def report_hang(self, seconds: float) -> None:
+        self.hung(seconds)
+        self._broadcast({"kind": "told"})
+
+    def _pass_on(self, asker: int, key: str, question: Message) -> None:
         """Ask all launchers but the one that asks."""
-        question = {"kind": "look", "asker": asker, "key": key, "stacks": stacks}
+        passed = {"kind": "look", "asker": asker, "key": key, "question": question}
         for node in self._all - {asker, 0}:
-            self._send_to(node, question)
+            self._send_to(node, passed)
         if asker != 0:  # last, since looking takes time
-            self._answer(asker, key, stacks)
+            self._answer(asker, key, question)
 
-    def _answer(self, asker: int, key: str, stacks: list[int]) -> None:
-        self._give(asker, key, 0, self.look(stacks))
+    def _answer(self, asker: int, key: str, question: Message) -> None:
+        self._give(asker, key, 0, self.look(question))
 
     def _give(self, asker: int, key: str, node: int, answer: Message) -> None:
         """Give one launcher's answer to the one that asked."""
@@ -475,7 +496,10 @@ class HostZero(Launchers):
         self._failures, self._act_at = [], None
         self._well, self._over = set(), set()
         sizes = [self._sizes[node] for node in sorted(self._all)]
-        self._broadcast({"kind": "start", "number": self.started + 1, "sizes": sizes})
+        self._broadcast(
+            {"kind": "start", "number": self.started + 1, "sizes": sizes,
+             "report_hangs": self._options.report_hangs}
+        )  # fmt: skip
 
     def _judge(self, now: float) -> None:
         """Decide whether the job is over, and why."""
@@ -586,11 +610,14 @@ class OtherHost(Launchers):
             if kind == "failed" and not self._options.keep_going:
                 self._answer_by = time.monotonic() + patience_with_hosts()
 
-    def ask(self, key: str, stacks: list[int]) -> None:
-        self._send({"kind": "ask", "key": key, "stacks": stacks})
+    def ask(self, key: str, question: Message) -> None:
+        self._send({"kind": "ask", "key": key, "question": question})
 
-    def _answer(self, asker: int, key: str, stacks: list[int]) -> None:
-        self._send({"kind": "seen", "asker": asker, "key": key, "answer": self.look(stacks)})
+    def report_hang(self, seconds: float) -> None:
+        self._send({"kind": "hung", "seconds": seconds})
+
+    def _answer(self, asker: int, key: str, question: Message) -> None:
+        self._send({"kind": "seen", "asker": asker, "key": key, "answer": self.look(question)})
 
     def _send(self, message: Message) -> None:
         """Tell host 0's launcher something that does not decide how the job goes on."""

@@ -22,7 +22,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist.errors import RendezvousError, counted, listed
@@ -45,12 +45,12 @@ from cydist.launch.processes import (
     pretty_exit,
     signal_descendants,
 )
+from cydist.launch.reports import Reports
 from cydist.launch.supervisor import FINAL_WAIT_SECONDS, ignore_signal
 from cydist.launch.workers import Worker
 from cydist.waiting import LONGEST_WAIT, LoopGuard, duration
 
 if TYPE_CHECKING:
-    from cydist.launch.hang_report import HangWatch
     from cydist.launch.hosts import Launchers, Verdict
 
 # A worker that has just printed a traceback may take this long to end, so that the launcher's
@@ -60,7 +60,6 @@ SETTLE_SECONDS = 1.0
 SWEEP_SECONDS = 1.0
 # Host 0's launcher decides within a second. If it does not, this host's ranks end all the same.
 REPORTED_SECONDS = 3.0
-_SHORTEST_LOOK = 0.2  # seconds between two looks for hangs
 MOST_WORDS = 1 << 16  # characters of a rank's last words that other hosts show
 
 
@@ -110,8 +109,7 @@ class Job:
         self._output = OutputStreams(self._selector)
         self._loop_guard = LoopGuard("cydistrun", self._print)
         self._logs = ""
-        self._hangs: HangWatch | None = None
-        self._look_at: float | None = None  # when to look for hangs
+        self._reports = Reports(options, files, self._selector, self._print)
 
     def run(self, lifeline: int) -> int:
         """Run the job to its end, and return the exit code. Signals arrive through `lifeline`, see
@@ -130,7 +128,7 @@ class Job:
 
                 self._hosts = hosts.other_launchers(self.options, self._print, self._secret)
                 self._register(self._hosts.fileno(), self._serve_hosts)
-                self._take_questions(self._hosts)
+                self._reports.take_questions(self._hosts)
             return self._run_generations()
         except (OSError, RendezvousError) as error:
             self._print(f"cydistrun: {error}\n")
@@ -285,35 +283,6 @@ class Job:
         except RendezvousError as error:
             self._not_met = error  # of a running loop, which goes on after exceptions
 
-    def _take_questions(self, hosts: Launchers) -> None:
-        """Let `cydist ps` ask, here and on other hosts, what all ranks do."""
-        hosts.look, hosts.take = self._look, self._take_answer
-        questions = run_files.open_questions(self._files)
-        if questions is not None:
-            self._register(questions, lambda: self._pass_questions_on(hosts, questions))
-
-    def _pass_questions_on(self, hosts: Launchers, questions: int) -> None:
-        from cydist.launch.all_hosts import questions_in  # loads compiled code
-
-        with contextlib.suppress(BlockingIOError):
-            for key, stacks in questions_in(os.read(questions, 1 << 16)):
-                hosts.ask(key, stacks)
-
-    def _look(self, stacks: list[int]) -> dict[str, Any]:
-        """Return what the ranks of this host do, for another host. Their output waits meanwhile."""
-        from cydist.launch.hosts import MOST_BYTES
-
-        try:
-            from cydist.launch.all_hosts import answer_of
-        except ImportError as error:  # the compiled code is of another Python
-            return {"error": f"its launcher cannot look: {error}"}
-        return answer_of(self._files, stacks, MOST_BYTES // 2)
-
-    def _take_answer(self, key: str, node: int, answer: dict[str, Any]) -> None:
-        from cydist.launch.all_hosts import take_answer
-
-        take_answer(self._files, key, node, answer)
-
     def _run_generation(self, number: int, sizes: tuple[int, ...]) -> None:
         """Start all workers, and return when they and all their descendants have ended."""
         self._stage, self._deadline, self._first = JobStage.RUNNING, None, None
@@ -339,10 +308,10 @@ class Job:
             generation.close()
         pids = {worker.rank: worker.pid for worker in self._workers}
         run_files.write_job(self._files, self.options, sum(sizes), pids)
-        self._watch_for_hangs()
+        self._reports.watch_for_hangs()
         self._serve_metrics()
         self._loop(lambda: self._stage is JobStage.SWEEPING)
-        self._look_at = None
+        self._reports.stop()
         self._write_dumps()
         self._loop(lambda: not signal_descendants(0))
         kill_descendants(FINAL_WAIT_SECONDS)
@@ -366,15 +335,14 @@ class Job:
         others = None if self._hosts is None else self._hosts.deadline
         ends = (
             self._now + LONGEST_WAIT, self._deadline, self._output.hold_back(), others,
-            self._look_at,
+            self._reports.deadline,
         )  # fmt: skip
         first = min(end for end in ends if end is not None)
         events = self._selector.select(max(0.0, first - self._now))
         self._now = time.monotonic()
         if others is not None and others <= self._now:
             self._serve_hosts()
-        if self._look_at is not None and self._look_at <= self._now:
-            self._look_for_hangs()
+        self._reports.look_if_due(self._now, self._stage is JobStage.RUNNING)
         # Ends come before output, since other workers' messages about an end come after it.
         for key, _ in sorted(events, key=lambda event: event[0].fd in self._output):
             try:
@@ -504,27 +472,6 @@ class Job:
                         worker.errors.stop_holding()
 
     # What the ranks leave about their calls.
-
-    def _watch_for_hangs(self) -> None:
-        if self.options.report_hangs and self._files:
-            from cydist.launch.hang_report import HangWatch  # most jobs need none
-
-            self._hangs = HangWatch(self.options.report_hangs)
-            self._look_at = self._now
-
-    def _look_for_hangs(self) -> None:
-        """Print a report if a call takes longer than the user's limit. The ranks' output waits
-        meanwhile, about a second."""
-        assert self._hangs is not None
-        limit = self.options.report_hangs
-        self._look_at = self._now + max(_SHORTEST_LOOK, limit / 4)
-        if self._stage is not JobStage.RUNNING or not self._hangs.hung(self._files):
-            return
-        from cydist.launch.hang_report import hang_report
-        from cydist.launch.rank_records import read_job
-
-        self._print(f"cydistrun: a call takes longer than {limit:g} s (--report-hangs):\n")
-        self._print(hang_report(read_job(self._files)))
 
     def _serve_metrics(self) -> None:
         """Start a process that serves metrics, if the user wants them. It ends with the ranks."""

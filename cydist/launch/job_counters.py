@@ -34,9 +34,13 @@ class JobCounters:
 
     Args:
         directory: Of the job's files.
+
+    Attributes:
+        since_ns: When that began, on CLOCK_MONOTONIC.
     """
 
     def __init__(self, directory: str) -> None:
+        self.since_ns = time.monotonic_ns()
         self._directory = directory
         self._maps: dict[int, mmap.mmap] = {}
         self._processes: dict[int, CallCounters] = {}

@@ -6,10 +6,12 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cydist.launch.hang_report import observe, table_of, where
+from cydist.launch import all_hosts
+from cydist.launch.all_hosts import Counted, View
+from cydist.launch.hang_report import Activity, named, table_of, where
 from cydist.launch.job_counters import JobCounters, RankTotals
 from cydist.launch.rank_records import describe_job
 from cydist.launch.run_files import JobFile
@@ -29,7 +31,7 @@ class Rates(NamedTuple):
         calls, nbytes: Per second.
         waits: Share of the time in which it waited for another rank; calls that wait at the same
             time on several threads add up.
-        awaited: Share of the time in which the other ranks of this host waited for it, on average.
+        awaited: Share of the time in which the other ranks waited for it, on average.
     """
 
     calls: float
@@ -39,10 +41,9 @@ class Rates(NamedTuple):
 
 
 def rates(
-    before: dict[int, RankTotals], after: dict[int, RankTotals], seconds: float
+    before: dict[int, RankTotals], after: dict[int, RankTotals], seconds: Mapping[int, float]
 ) -> dict[int, Rates]:
-    """Return what each rank has done between two moments, `seconds` apart."""
-    span_ns = seconds * 1e9
+    """Return what each rank has done between two moments, which were `seconds[rank]` apart."""
     awaited = awaited_shares(before, after, seconds)
     found = {}
     for rank, now in after.items():
@@ -53,27 +54,49 @@ def rates(
             nbytes -= then.counts.nbytes
             waited -= then.counts.waited_ns
         found[rank] = Rates(
-            calls / seconds, nbytes / seconds, waited / span_ns, awaited.get(rank, 0.0)
-        )
+            calls / seconds[rank], nbytes / seconds[rank], waited / seconds[rank] / 1e9,
+            awaited.get(rank, 0.0),
+        )  # fmt: skip
     return found
 
 
 def awaited_shares(
-    before: dict[int, RankTotals], after: dict[int, RankTotals], seconds: float
+    before: dict[int, RankTotals], after: dict[int, RankTotals], seconds: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return for which share of the time the other ranks of this host waited for a rank, on
-    average: for each rank, also of other hosts, for which one waited."""
+    """Return for which share of the time the other ranks waited for a rank, on average: for each
+    rank, also one that is not counted, for which one waited."""
     found: dict[int, float] = {}
     for peer in {peer for each in after.values() for peer in each.awaited_ns}:
         others = [each for each in after if each != peer]
-        ns = sum(
-            after[each].awaited_ns.get(peer, 0)
-            - (before[each].awaited_ns.get(peer, 0) if each in before else 0)
+        shares = (
+            (
+                after[each].awaited_ns.get(peer, 0)
+                - (before[each].awaited_ns.get(peer, 0) if each in before else 0)
+            )
+            / (seconds[each] * 1e9)
             for each in others
         )
         if others:
-            found[peer] = ns / (seconds * 1e9) / len(others)
+            found[peer] = sum(shares) / len(others)
     return found
+
+
+def _between(
+    before: dict[int, Counted], after: dict[int, Counted]
+) -> tuple[dict[int, RankTotals], dict[int, RankTotals], dict[int, float]]:
+    """Return the sums of all ranks at two moments, and the seconds between, of the hosts whose sums
+    can be compared."""
+    then: dict[int, RankTotals] = {}
+    now: dict[int, RankTotals] = {}
+    seconds: dict[int, float] = {}
+    for node, counted in after.items():
+        former = before.get(node)
+        if former is not None and former.since_ns == counted.since_ns < counted.at_ns:
+            then |= former.totals
+            now |= counted.totals
+            past = max(1, counted.at_ns - former.at_ns) / 1e9
+            seconds |= dict.fromkeys(counted.totals, past)
+    return then, now, seconds
 
 
 class Screen(NamedTuple):
@@ -81,8 +104,8 @@ class Screen(NamedTuple):
 
     Attributes:
         title: The job, in a line.
-        rows: A line for each rank, and one for the host.
-        note: The rank that the others wait for, in a sentence; "": there is none.
+        rows: A line for each rank, one for each host, and of several hosts one for all.
+        note: What is missing, and the rank that the others wait for, in lines; "": nothing.
     """
 
     title: str
@@ -93,35 +116,50 @@ class Screen(NamedTuple):
 def screens(job: JobFile, seconds: float) -> Iterator[Screen]:
     """Yield a state of the table each `seconds`, until the job has ended."""
     counters = JobCounters(job.directory)
-    counters.look()
-    before, began = counters.totals(), time.monotonic()
-    while True:
-        counters.watch(seconds)
-        try:
-            activities = observe(job)
-        except OSError:  # its files are gone
-            return
-        if not any(each.process for each in activities):
-            return
-        counters.look()
-        after, now = counters.totals(), time.monotonic()
-        found = rates(before, after, now - began)
-        awaited = awaited_shares(before, after, now - began)
-        before, began = after, now
-        host = socket.gethostname()
-        now_ns = time.monotonic_ns()
-        rows: list[tuple[str, ...]] = [
-            (str(each.record.rank), host, *_shown(found.get(each.record.rank)),
-             *where(each, now_ns))
-            for each in activities
-        ]  # fmt: skip
-        whole = _whole(list(found.values()))
-        rows.append(("all", host, *_shown(whole)[:3], "", "", ""))
-        yield Screen(describe_job(job), rows, _note(awaited, set(found)))
+
+    def look() -> tuple[View, dict[int, Counted]]:
+        view = all_hosts.look(job, counts=seconds)
+        return view, {**view.counted, job.node: all_hosts.count(counters)}
+
+    try:
+        _, before = look()
+        while True:
+            counters.watch(seconds)
+            view, after = look()
+            if not any(each.process for each in view.activities if not each.remote):
+                return
+            yield _screen(job, view, *_between(before, after))
+            before = after
+    except OSError:  # its files are gone
+        return
+
+
+def _screen(
+    job: JobFile,
+    view: View,
+    before: dict[int, RankTotals],
+    after: dict[int, RankTotals],
+    seconds: dict[int, float],
+) -> Screen:
+    found = rates(before, after, seconds)
+    now_ns = time.monotonic_ns()
+    here = socket.gethostname()
+    rows: list[tuple[str, ...]] = []
+    hosts: dict[str, list[Rates]] = {}
+    for each in view.activities:
+        rank, host = each.record.rank, each.host or here
+        rows.append((str(rank), host, *_shown(found.get(rank)), *where(each, now_ns)))
+        hosts.setdefault(host, []).extend([found[rank]] if rank in found else [])
+    for host, theirs in hosts.items():
+        rows.append(("all", host, *_shown(_whole(theirs))[:3], "", "", ""))
+    if len(hosts) > 1:
+        rows.append(("all", "all hosts", *_shown(_whole(list(found.values())))[:3], "", "", ""))
+    awaited = awaited_shares(before, after, seconds)
+    return Screen(describe_job(job), rows, view.note + _note(awaited, view.activities))
 
 
 def _whole(each: Sequence[Rates]) -> Rates | None:
-    """Return what the ranks of the host do together; of shares, the mean."""
+    """Return what some ranks do together; of shares, the mean."""
     if not each:
         return None
     return Rates(
@@ -144,21 +182,22 @@ def _short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _note(awaited: dict[int, float], here: set[int]) -> str:
+def _note(awaited: dict[int, float], activities: Sequence[Activity]) -> str:
+    """Return which rank the others wait for, in a line; "": none."""
     most = max(awaited, key=lambda rank: awaited[rank], default=None)
     if most is None or awaited[most] < _NOTED:
         return ""
-    share = f"{awaited[most]:.0%} of the time."
-    if most in here:
-        return f"Rank {most} is late: the other ranks waited for it {share}"
-    return f"Rank {most}, on another host, is late: the ranks of this host waited for it {share}"
+    share = f"{awaited[most]:.0%} of the time.\n"
+    for each in activities:
+        if each.record.rank == most:
+            return f"{named(each, 'Rank')} is late: the other ranks waited for it {share}"
+    return f"Rank {most}, not in the table, is late: the ranks of the table waited for it {share}"
 
 
 def print_once(job: JobFile, seconds: float) -> str:
     """Return one table, of the next `seconds`; "": the job has ended."""
     for screen in screens(job, seconds):
-        note = f"{screen.note}\n" if screen.note else ""
-        return f"job {screen.title}\n{table_of([HEAD, *screen.rows])}{note}"
+        return f"job {screen.title}\n{table_of([HEAD, *screen.rows])}{screen.note}"
     return ""
 
 

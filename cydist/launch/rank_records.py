@@ -176,10 +176,23 @@ def _rings(directory: str) -> Iterator[tuple[int, _Ring]]:
             yield int(name[5:]), found
 
 
+def _is_later(own: dict[str, Any], dump: dict[str, Any]) -> bool:
+    """Return whether a process has written its file after its last call began. The file may also be
+    of an earlier job."""
+    last = max((call["began_ns"] for call in dump["calls"]), default=0)
+    same = all(own[name] == dump[name] for name in ("pid", "boot_id"))
+    return same and bool(own["written_ns"] >= last)
+
+
 def write_dumps(ranks: Sequence[RankRecord], directory: str) -> None:
-    """Write the last calls of ranks that have ended, also of those that were killed. Raises
-    OSError."""
+    """Write the last calls of ranks that have ended, also of those that were killed. What a rank
+    alone knows is kept from the file that it has written. Raises OSError."""
     os.makedirs(directory, exist_ok=True)
     for each in ranks:
         if each.dump is not None:
-            snapshot.write(each.dump, snapshot.path_in(directory, each.dump), "json")
+            path = snapshot.path_in(directory, each.dump)
+            with contextlib.suppress(OSError, ValueError):
+                own = snapshot.read(path)
+                if _is_later(own, each.dump):
+                    each.dump["sent_bytes"] = own["sent_bytes"]
+            snapshot.write(each.dump, path, "json")

@@ -10,7 +10,8 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cydist import _native, config
@@ -25,6 +26,9 @@ _begun_by = 0  # the process that began its ring
 _groups = 0  # explained in it
 _MOST_KEPT = 100  # groups that stay explained when the text is full: the newest, and the first
 _lines: list[str] = []  # which explain them
+_links: dict[int, tuple[Callable[[], list[int]], Sequence[int]]] = {}  # open ones of this process
+_links_made = 0
+_sent: Counter[int] = Counter()  # bytes to global ranks through links that are closed
 
 
 def dump(path: str | os.PathLike[str] | None = None, *, format: str = "json") -> dict[str, Any]:
@@ -54,7 +58,7 @@ def dump(path: str | os.PathLike[str] | None = None, *, format: str = "json") ->
 
     if format not in ("json", "torch"):
         raise ValueError(f'recorder.dump: format must be "json" or "torch", not {format!r}')
-    found = snapshot.of_memory(_native.own_ring())
+    found = snapshot.of_memory(_native.own_ring(), sent_bytes())
     if path is not None:
         snapshot.write(found, os.fspath(path), format)
     return found
@@ -82,6 +86,43 @@ def add_group(name: str, backend: str, rank: int, ranks: Sequence[int]) -> int:
             while not _native.replace_text(_lines) and len(_lines) > 1:
                 del _lines[1]  # names or ranks are long
         return min(_groups, (1 << 16) - 1)
+
+
+def add_link(sent: Callable[[], list[int]], ranks: Sequence[int]) -> Callable[[], None]:
+    """Count what a link sends.
+
+    Args:
+        sent: Returns the bytes that it has sent so far, by peer.
+        ranks: Global rank of each peer.
+
+    Returns:
+        A function to call before the link is closed.
+    """
+    global _links_made
+    with _lock:
+        if _begun_by != os.getpid():
+            _begin()
+        _links_made += 1
+        number = _links_made
+        _links[number] = sent, ranks
+
+    def end() -> None:
+        with _lock:
+            if _links.pop(number, None) is not None:
+                _sent.update(dict(zip(ranks, sent(), strict=True)))
+
+    return end
+
+
+def sent_bytes() -> dict[int, int]:
+    """Return how many bytes this process has sent to each global rank, if any."""
+    if _begun_by != os.getpid():
+        return {}
+    with _lock:
+        found = Counter(_sent)
+        for sent, ranks in _links.values():
+            found.update(dict(zip(ranks, sent(), strict=True)))
+    return {rank: count for rank, count in sorted(found.items()) if count}
 
 
 def last_calls(number: int, most: int = 4) -> list[str]:
@@ -122,6 +163,8 @@ def _begin() -> None:
     global _begun_by, _groups
     _begun_by, _groups = os.getpid(), 0
     _lines.clear()
+    _links.clear()
+    _sent.clear()
     _native.replace_text([])  # a forked child has the parent's names of calls
     if directory := config.RUN_FILES.get():
         try:
@@ -164,7 +207,7 @@ def _write(directory: str) -> None:
     from cydist.recorder import snapshot
 
     try:
-        found = snapshot.of_memory(_native.own_ring())
+        found = snapshot.of_memory(_native.own_ring(), sent_bytes())
         os.makedirs(directory, exist_ok=True)
         snapshot.write(found, snapshot.path_in(directory, found), "json")
     except (OSError, MemoryError) as error:

@@ -19,21 +19,27 @@ NO_RANK = -1
 
 # The fields of the tuples of `_native.read_ring`.
 (NUMBER, BEGAN, SEQ, BYTES, GROUP, NAME, ALGORITHM, DTYPE, OP, ROOT, STATE, AWAITED, SINCE, ENDED,
- WAITED, LONGEST, LONGEST_FOR, QUEUED_NS) = range(18)  # fmt: skip
+ WAITED, LONGEST, LONGEST_FOR, QUEUED_NS, BLOCKED, ASYNCHRONOUS) = range(20)  # fmt: skip
 
 
-def of_memory(memory: Any) -> dict[str, Any]:
+def of_memory(memory: Any, sent: dict[int, int] | None = None) -> dict[str, Any]:
     """Return what a ring holds.
 
     Args:
         memory: Of a process of this host, which may be running.
+        sent: Bytes that it has sent to each global rank; None: not known.
 
     Raises ValueError if it is no ring, or one of another version of cydist.
     """
-    return of_ring(*_native.read_ring(memory))
+    return of_ring(*_native.read_ring(memory), sent)
 
 
-def of_ring(head: dict[str, int], text: str, calls: list[tuple[int, ...]]) -> dict[str, Any]:
+def of_ring(
+    head: dict[str, int],
+    text: str,
+    calls: list[tuple[int, ...]],
+    sent: dict[int, int] | None = None,
+) -> dict[str, Any]:
     """Return what `_native.read_ring` has read, as JSON holds it."""
     groups, names = _explained(text)
     to_ns = clock(head)
@@ -50,6 +56,9 @@ def of_ring(head: dict[str, int], text: str, calls: list[tuple[int, ...]]) -> di
         "written_ns": time.monotonic_ns(),
         "written_unix_ns": time.time_ns(),
         "calls_made": head["calls"],
+        "sent_bytes": None
+        if sent is None
+        else [{"rank": rank, "bytes": count} for rank, count in sent.items()],
         "groups": list(groups.values()),
         "calls": [_call(each, groups, names, to_ns) for each in calls],
     }
@@ -150,6 +159,8 @@ def _call(
         "waited_ns": round(record[WAITED] * rate),
         "longest_wait_ns": round(record[LONGEST] * rate),
         "longest_wait_for": rank(record[LONGEST_FOR]),
+        "asynchronous": bool(record[ASYNCHRONOUS]),
+        "caller_waited_ns": round(record[BLOCKED] * rate),
     }
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cydist.errors import listed
 from cydist.titles import group_title
 
 # Collectives that no rank completes before all members have begun them.
@@ -59,11 +60,15 @@ class Timeline(NamedTuple):
         hosts: Name of each rank's host.
         clocks: Of each boot id.
         spans: All calls, by their begin.
+        sent: Bytes from a rank to another through sockets, since the begin of the job.
+        uncounted: Ranks of which that is not known.
     """
 
     hosts: dict[int, str]
     clocks: dict[str, Clock]
     spans: list[Span]
+    sent: dict[tuple[int, int], int]
+    uncounted: list[int]
 
 
 def merge(dumps: Sequence[dict[str, Any]]) -> Timeline:
@@ -100,7 +105,14 @@ def merge(dumps: Sequence[dict[str, Any]]) -> Timeline:
         for span in spans
     ]
     moved.sort(key=lambda span: (span.began, span.rank))
-    return Timeline({dump["rank"]: dump["host"] for dump in dumps}, clocks, moved)
+    sent = {
+        (dump["rank"], each["rank"]): each["bytes"]
+        for dump in dumps
+        for each in dump.get("sent_bytes") or ()
+    }
+    uncounted = [dump["rank"] for dump in dumps if dump.get("sent_bytes") is None]
+    hosts = {dump["rank"]: dump["host"] for dump in dumps}
+    return Timeline(hosts, clocks, moved, sent, uncounted)
 
 
 # Clocks
@@ -208,9 +220,10 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
 
 def summary(timeline: Timeline) -> str:
     """Return what the timeline shows, as text: clocks, each rank's share of communication and
-    overlap, the ranks that came late, bytes per link, and the slowest calls."""
+    overlap, the ranks that came late, bytes per link and of arrays, and the slowest calls."""
     parts = [_clock_lines(timeline), _rank_lines(timeline), _late_lines(timeline)]
-    return "\n".join([*parts, _byte_lines(timeline), _slow_lines(timeline)])
+    parts += [_link_lines(timeline), _byte_lines(timeline), _slow_lines(timeline)]
+    return "\n".join(part for part in parts if part)
 
 
 def _clock_lines(timeline: Timeline) -> str:
@@ -257,15 +270,17 @@ class Shares(NamedTuple):
         calls: How many it made.
         length: Nanoseconds from its first call to its last.
         inside: Of these, nanoseconds in at least one call.
-        spent: Nanoseconds in all calls, those at the same time added up.
-        waited: Nanoseconds of these in which it waited.
+        waited: Nanoseconds in which calls waited, those at the same time added up.
+        behind: Nanoseconds in which asynchronous collectives ran, added up.
+        blocked: Of these, nanoseconds in which the program waited for them.
     """
 
     calls: int
     length: int
     inside: int
-    spent: int
     waited: int
+    behind: int
+    blocked: int
 
 
 def shares(timeline: Timeline, rank: int) -> Shares:
@@ -276,16 +291,24 @@ def shares(timeline: Timeline, rank: int) -> Shares:
         len(spans),
         max((span.ended for span in spans), default=0) - began,
         _covered((span.began, span.ended) for span in spans),
-        sum(span.ended - span.began for span in spans),
         sum(span.call["waited_ns"] for span in spans),
+        sum(_ran_behind(span) for span in spans),
+        # Several threads may wait for one collective.
+        sum(min(span.call.get("caller_waited_ns", 0), _ran_behind(span)) for span in spans),
     )
 
 
+def _ran_behind(span: Span) -> int:
+    """Return how long an asynchronous collective ran; 0: the call is another one."""
+    return span.ended - span.began if span.call.get("asynchronous") else 0
+
+
 def _overlap(found: Shares) -> str:
-    """Return the share of the time of a rank's calls in which it did not wait, in words."""
-    if not found.spent:
+    """Return the share of the time of a rank's asynchronous collectives in which the program did
+    not wait for them, in words; "": there were none."""
+    if not found.behind:
         return ""
-    return f", overlap {max(0.0, 1 - found.waited / found.spent):.0%}"
+    return f", overlap {1 - found.blocked / found.behind:.0%}"
 
 
 def lateness(timeline: Timeline) -> tuple[int, dict[int, int], dict[int, int]]:
@@ -335,6 +358,29 @@ def meetings(timeline: Timeline) -> Iterator[list[Span]]:
             yield spans
 
 
+def _link_lines(timeline: Timeline) -> str:
+    """Return the bytes that went from a rank to another, and from a host to another."""
+    text = ""
+    if timeline.sent:
+        text = "bytes through sockets, from the begin of the job:\n"
+        hosts: dict[tuple[str, str], int] = defaultdict(int)
+        for (sender, receiver), count in timeline.sent.items():
+            hosts[timeline.hosts[sender], timeline.hosts.get(receiver, "?")] += count
+        if any(here != there for here, there in hosts):
+            for (here, there), count in sorted(hosts.items(), key=lambda each: -each[1]):
+                if here != there:
+                    text += f"  host {here} to host {there}: {_bytes(count)}\n"
+        most = sorted(timeline.sent, key=lambda link: -timeline.sent[link])
+        for link in most[:MOST_LISTED]:
+            text += f"  rank {link[0]} to rank {link[1]}: {_bytes(timeline.sent[link])}\n"
+        if len(most) > MOST_LISTED:
+            rest = sum(timeline.sent[link] for link in most[MOST_LISTED:])
+            text += f"  {len(most) - MOST_LISTED} more pairs of ranks: {_bytes(rest)}\n"
+    if timeline.uncounted and len(timeline.uncounted) < len(timeline.hosts):
+        text += f"  not known of {listed('rank', timeline.uncounted)}\n"
+    return text
+
+
 def _byte_lines(timeline: Timeline) -> str:
     """Return the bytes of messages for each pair of ranks, and of collectives for each group."""
     links: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -348,7 +394,7 @@ def _byte_lines(timeline: Timeline) -> str:
             members[kind].add(span.rank)
         elif call["call"] == "send" and call["peer"] is not None:
             links[span.rank, call["peer"]].append(call["bytes"])
-    text = "bytes:\n"
+    text = "bytes of the arrays of these calls:\n"
     most = sorted(links, key=lambda link: -sum(links[link]))
     for sender, receiver in most[:MOST_LISTED]:
         sizes = links[sender, receiver]

@@ -29,7 +29,7 @@ cdef extern from *:
 
 cdef enum:
     HEAD_BYTES = 4096
-    LAYOUT = 1
+    LAYOUT = 2
     WHOLE_BYTES = HEAD_BYTES + NAMES_BYTES + RECENT_CALLS * 128
 
 cdef const char *MAGIC = b"cydcalls"
@@ -216,7 +216,7 @@ def read_ring(const unsigned char[::1] memory not None, uint64_t first=0):
 
     Returns its head as a dictionary, its text, and its calls, oldest first, as tuples: number,
     began, seq, bytes, group, name, algorithm, dtype, op, root, state, awaited, since, ended,
-    waited, longest, longest_for, queued_ns. Times are in ticks; 0 and -1 where nothing is known.
+    waited, longest, longest_for, queued_ns, blocked, asynchronous. Times are in ticks; 0 and -1 where nothing is known.
 
     Raises ValueError if it is none, or of another version of cydist.
     """
@@ -278,4 +278,5 @@ cdef object call_tuple(const RecentCall *c, uint64_t number):
         number, c.began, c.seq, c.nbytes, c.group, c.name, c.algorithm, c.dtype, c.op, c.root,
         c.state, c.awaited, c.since, c.ended if timed else 0, c.waited if timed else 0,
         c.longest if timed else 0, c.longest_for if timed else -1, c.queued_ns if timed else 0,
+        c.blocked if timed else 0, c.asynchronous if timed else 0,
     )

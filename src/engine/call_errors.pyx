@@ -129,7 +129,8 @@ cdef object recorded_failure(const ControlPlane *control_plane, int rank):
     cdef const Fingerprint *other = &n.theirs if mismatch else NULL
     cdef str status = STATUS_NAMES.get(n.status, f"status {n.status}")
     cdef str words = (<const char *>n.call).decode("utf-8", "replace")
-    if n.teller == rank and (words or n.status == ABORTED):
+    # A part of a call has words, too.
+    if n.teller == rank and ((words and n.ours.seq == 0) or n.status == ABORTED):
         # Another call of this rank failed the group, or abort did.
         return CallError(STATUS_NAMES[ABORTED], ours=words)
     ours = words or describe_call(&n.ours, n.our_bytes, other, n.their_bytes)

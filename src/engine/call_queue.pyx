@@ -4,9 +4,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cydist._native.abi cimport OK, RAISED, first_count, now_ns
 from cydist._native.recent_calls cimport (
     ENQUEUED, OVER, IN_TURN, RecentCall, RecentCalls, claim, note_end, number_of_name, recent_calls,
-    time_call,
+    ticks, time_call,
 )
-from cydist._native.sync cimport exchange_int, futex_wait, futex_wake
+from cydist._native.sync cimport exchange_int, futex_wait, futex_wake, load_u64
 
 cdef enum:
     FREE = 0
@@ -29,6 +29,7 @@ cdef class CallRecord:
         sizes: Hash of the sizes of arrays that are sent as one; must be equal on all ranks.
         begun: Whether its turn has come.
         over: Whether it has ended, with or without an error.
+        asynchronous: Whether its caller goes on while it runs.
     """
 
     def __init__(self, str name not None, uint64_t seq, double deadline, bint over=False):
@@ -50,6 +51,29 @@ cdef class CallRecord:
     def remaining(self) -> float:
         """Return the seconds left; never negative."""
         return max(0.0, self.deadline - now_ns() * 1e-9)
+
+    @staticmethod
+    def clock() -> int:
+        """Return the time, for `caller_waited`."""
+        return ticks(recent)
+
+    def caller_waited(self, uint64_t since) -> None:
+        """Record that the caller of an asynchronous call has waited for it.
+
+        Args:
+            since: When it began to, by `clock`.
+        """
+        cdef RecentCall *mine = self.recent
+        cdef uint64_t until
+        if mine == NULL or load_u64(&mine.version) != self.version or not mine.timed:
+            return
+        until = ticks(recent)
+        if mine.ended != 0 and mine.ended < until:
+            until = mine.ended
+        if mine.began > since:
+            since = mine.began
+        if until > since:
+            mine.blocked += until - since
 
     def wait(self, object part) -> None:
         """Wait for a message of this call until the call's deadline; the message has no other."""
@@ -147,6 +171,8 @@ cdef class CallQueue:
                      IN_TURN, -1)
         time_call(mine)
         mine.queued_ns = <uint64_t>(now_ns() - call.issued_ns)
+        mine.asynchronous = call.asynchronous
+        call.recent, call.version = mine, mine.version
         self.current = mine
         self.status = OK
         try:

@@ -5,7 +5,7 @@ the backend turns into an exception of cydist/errors.py.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset, strncpy
+from libc.string cimport memcpy, memset, strncpy
 from posix.unistd cimport getpid, usleep
 
 cimport cython
@@ -373,6 +373,15 @@ cdef class Group:
             self.running -= 1
             self.leave_comm()
 
+    def run_as_part_of(self, str call not None) -> None:
+        """Let collectives be parts of a call from now on: other ranks are told of that if one fails.
+
+        Args:
+            call: Its name and number; "": collectives are whole calls again.
+        """
+        cdef bytes words = call.encode()
+        strncpy(self.part_of, words, CALL_BYTES - 1)
+
     def announce_call(self, str name not None, uint64_t seq) -> None:
         """Begin a collective that is made of messages: compare it with the calls of other ranks.
 
@@ -589,6 +598,8 @@ cdef class Group:
         if status != OK and status != CLOSED:
             patiently(c)
             message = failure_message_of(c, status, self.comm.rank)
+            if status != MISMATCH:
+                memcpy(message.call, self.part_of, CALL_BYTES)
             if status == TIMEOUT:
                 record_failure(&self.control_plane, &message)
             else:

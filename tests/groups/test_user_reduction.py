@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -357,3 +358,56 @@ def test_a_function_on_one_rank_and_a_kernel_on_the_others(transport: str, name:
     found = raising(body, transport)
     assert any(isinstance(error, dist.MismatchError) for error in found)
     assert not any(isinstance(error, dist.DistTimeoutError) for error in found)
+
+
+FAILURES = ["raises", "is-slow", "differs", "is-absent"]
+
+
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "scan"])
+def test_all_ranks_name_the_call_by_one_number(transport: str, name: str, how: str) -> None:
+    """Whatever part of the call fails: the program knows the call, and not its parts."""
+    over = threading.Event()
+
+    def body(rank: int) -> str:
+        def add(low: Any, high: Any) -> Any:
+            if rank == 1 and how == "raises":
+                raise ValueError("the function raised")
+            if rank == 1 and how == "is-slow":
+                over.wait(DEADLINE)
+            return low + high
+
+        op = dist.ReduceOp.create(np.logaddexp)
+        dist.all_reduce(values(rank), op)  # calls of several parts, which count
+        dist.all_reduce(values(rank))
+        dist.barrier()
+        group = dist.group.WORLD
+        before = group.last_call().seq
+        if rank == 1 and how == "is-absent":
+            over.wait(DEADLINE)
+            return ""
+        x = values(rank, 21 if how == "differs" and rank == 1 else 20)
+        arguments = (x, 0, dist.ReduceOp.create(add)) if name == "reduce" else (
+            x, dist.ReduceOp.create(add))  # fmt: skip
+        try:
+            getattr(dist, name)(*arguments, timeout=1.0 if how.startswith("is") else DEADLINE)
+        except dist.DistError as error:
+            over.set()
+            numbers.append((error.op, error.seq, before + 1))
+            return f"{before + 1}: {error}"
+        except ValueError:
+            assert how == "raises"
+        return ""
+
+    numbers: list[tuple[str | None, int | None, int]] = []
+    said = [text for text in ranks(transport, body) if text]
+    # In reduce, a rank that is no root may have ended before.
+    least = 1 if name == "reduce" else SIZE - (how in ("raises", "is-absent"))
+    assert len(said) >= least, said
+    assert all(each == (name, each[2], each[2]) for each in numbers), numbers
+    for text in said:
+        number, _, words = text.partition(": ")
+        assert words.startswith(f"{name} #{number} on the default group: "), words
+        about = words.partition("last calls")[0]
+        last = {str(int(number) - 1)} if how == "is-absent" else set()
+        assert set(re.findall(r"#(\d+)", about)) <= {number} | last, words

@@ -493,6 +493,23 @@ def test_ranks_of_a_running_job_are_not_late() -> None:
     assert list(hang_report.late([*waits, activity(2, None, [4]), same])) == [2]
 
 
+def test_a_rank_behind_a_rank_that_goes_on_is_not_late() -> None:
+    """Rank 1 waited for rank 0, and that for rank 2, which was seen later, two calls ahead."""
+    early = [activity(0, {"waits_for": 2}, [4]), activity(1, {"waits_for": 0}, [4])]
+    later = [activity(2, None, [4, 5]), activity(3, {"waits_for": 2}, [5, 6])]
+    assert list(hang_report.late([*early, *later])) == [2]
+    # In a circle none goes on.
+    circle = [activity(0, {"waits_for": 1}, [4]), activity(1, {"waits_for": 0}, [4])]
+    assert 0 in hang_report.late([*circle, *later])
+
+
+def test_a_rank_behind_that_waits_for_a_late_rank_is_not_late() -> None:
+    """Rank 3 is ahead, as the root of a broadcast may be; rank 1 has come to no call."""
+    waits = activity(0, {"waits_for": 1}, [4])
+    ahead = [activity(2, None, [4, 5]), activity(3, {"waits_for": 0}, [4, 5])]
+    assert list(hang_report.late([waits, activity(1, None, [3]), *ahead])) == [1]
+
+
 def test_the_end_of_the_waits_is_late() -> None:
     """A rank that waits for a late one is not late itself, unless it is stopped."""
     for waits, expected in CASES.values():

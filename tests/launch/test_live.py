@@ -19,6 +19,7 @@ import pytest
 from attacks import free_port
 
 from cydist.launch import live_table, metrics
+from cydist.launch.all_hosts import Counted
 from cydist.launch.job_counters import RankTotals
 from cydist.recorder.counters import Counts
 
@@ -152,22 +153,32 @@ def test_rates_are_of_the_time_between() -> None:
     """Not of the time before; a rank that is new has done all in it."""
     before = {0: totals(10, 50 * MS, {1: 50 * MS})}
     after = {0: totals(30, 450 * MS, {1: 450 * MS}), 1: totals(20, 100 * MS, {0: 100 * MS})}
-    assert live_table.rates(before, after, 2.0) == {
+    assert live_table.rates(before, after, {0: 2.0, 1: 2.0}) == {
         0: live_table.Rates(10.0, 1000.0, 0.2, 0.05),
         1: live_table.Rates(10.0, 1000.0, 0.05, 0.2),
     }
 
 
-def test_a_rank_of_another_host_is_named() -> None:
-    """For which the ranks of this host wait, on average."""
+def test_a_rank_that_is_not_in_the_table_is_named() -> None:
+    """For which those of the table wait, on average."""
     before = {0: totals(0, 0, {}), 1: totals(0, 0, {})}
     after = {0: totals(0, 0, {7: 1000 * MS}), 1: totals(0, 0, {7: 600 * MS, 0: 40 * MS})}
-    shares = live_table.awaited_shares(before, after, 1.0)
+    shares = live_table.awaited_shares(before, after, {0: 1.0, 1: 1.0})
     assert shares == {7: pytest.approx(0.8), 0: pytest.approx(0.04)}
-    note = live_table._note(shares, {0, 1})
-    assert note == (
-        "Rank 7, on another host, is late: the ranks of this host waited for it 80% of the time."
+    assert live_table._note(shares, []) == (
+        "Rank 7, not in the table, is late: the ranks of the table waited for it 80% of the time.\n"
     )
+
+
+def test_sums_of_two_countings_are_not_compared() -> None:
+    """A launcher that was not asked for long counts anew: no rate of its ranks is shown."""
+    then = {0: Counted(1, 5, {0: totals(9, 0, {})}), 1: Counted(1, 5, {1: totals(9, 0, {})})}
+    now = {
+        0: Counted(1, 9, {0: totals(10, 0, {})}), 1: Counted(7, 9, {1: totals(1, 0, {})}),
+        2: Counted(1, 9, {2: totals(1, 0, {})}),
+    }  # fmt: skip
+    before, after, seconds = live_table._between(then, now)
+    assert (set(before), set(after), seconds) == ({0}, {0}, {0: 4e-9})
 
 
 ADDRESSES = {

@@ -1,4 +1,4 @@
-"""`cydist ps` and `cydist hang` show the ranks of all hosts of a job in one table.
+"""`cydist ps`, `hang` and `top`, and reports of hangs, show the ranks of all hosts of a job.
 
 All launchers are on this machine, each with a directory of its own for its files.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +43,19 @@ STRAGGLER = (
 
 
 class Job:
-    """A job on hosts, of which one rank is late."""
+    """A job on hosts, of which one rank is late.
 
-    def __init__(self, launcher: Launcher, late: int, sizes: tuple[int, ...]) -> None:
+    Args:
+        options: Of the launchers, by host.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        late: int,
+        sizes: tuple[int, ...],
+        options: Mapping[int, Sequence[str]] = {},
+    ) -> None:
         start = HostLaunchers(launcher)
         script = launcher.script(f"late = {late}", *STRAGGLER)
         self.places, self.launchers = [], []
@@ -51,7 +64,7 @@ class Job:
             place.mkdir()
             self.places.append(place)
             self.launchers.append(
-                start(node, script, f"-n{size}", nodes=len(sizes),
+                start(node, script, f"-n{size}", *options.get(node, ()), nodes=len(sizes),
                       env={"TMPDIR": str(place)})
             )  # fmt: skip
         for process, size in zip(self.launchers, sizes, strict=True):
@@ -60,7 +73,7 @@ class Job:
     def ask(self, node: int, command: str) -> str:
         """What the command prints on a host."""
         done = subprocess.run(
-            [sys.executable, "-m", "cydist", command],
+            [sys.executable, "-m", "cydist", *command.split()],
             capture_output=True, text=True, timeout=DEADLINE, check=False,
             env={**os.environ, "TMPDIR": str(self.places[node])},
         )  # fmt: skip
@@ -73,6 +86,22 @@ class Job:
         while not re.search(pattern, text := self.ask(node, command)):
             assert time.monotonic() < until, text
         return text
+
+
+@contextmanager
+def stopped_launcher(launcher: Launcher, job: Job, node: int) -> Iterator[None]:
+    """A host's launcher gives no answer."""
+    parents = {
+        pid: int(re.findall(r"(?m)^PPid:\t(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
+        for pid in launcher.alive()
+    }
+    # The user's process is the outer one. Below its child is the inner one, which answers.
+    (inner,) = (pid for pid in parents if parents.get(parents[pid]) == job.launchers[node].pid)
+    os.kill(inner, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(inner, signal.SIGCONT)
 
 
 @pytest.mark.slow
@@ -92,9 +121,14 @@ def test_one_table_of_all_hosts(launcher: Launcher, late: int, asked: int) -> No
     ]  # fmt: skip
     assert "missing" not in text
     ranks = ", ".join(map(str, others))
-    assert f"Rank {late} is late: ranks {ranks} are in all_reduce #3 of 32 bytes" in text
+    host = rows[late][1]
+    named = f"Rank {late} on host {host} ({HERE})"
+    assert f"{named} is late: ranks {ranks} are in all_reduce #3 of 32 bytes" in text
     assert f"rank {late} has come to call #2 of it" in text
-    assert re.search(rf"(?s)stacks of rank {late} \(pid \d+\):\n.*in busy_elsewhere", text), text
+    assert re.search(
+        rf"(?s)stacks of rank {late} on host {host} \({HERE}\) \(pid \d+\):\n.*in busy_elsewhere",
+        text,
+    ), text
     assert text.count("stacks of rank") == 1
     # Questions leave nothing behind.
     (directory,) = job.places[asked].glob("cydistrun-*")
@@ -106,19 +140,81 @@ def test_one_table_of_all_hosts(launcher: Launcher, late: int, asked: int) -> No
 def test_a_host_that_gives_no_answer(launcher: Launcher, asked: int) -> None:
     """Its launcher is stopped: the table says so, and has the others."""
     job = Job(launcher, 1, (1, 1, 1))
-    parents = {
-        pid: int(re.findall(r"(?m)^PPid:\t(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
-        for pid in launcher.alive()
-    }
-    # The user's process is the outer one. Below its child is the inner one, which answers.
-    (inner,) = (pid for pid in parents if parents.get(parents[pid]) == job.launchers[2].pid)
-    os.kill(inner, signal.SIGSTOP)
-    try:
+    with stopped_launcher(launcher, job, 2):
         text = job.ask(asked, "ps")
-    finally:
-        os.kill(inner, signal.SIGCONT)
     assert re.findall(r"(?m)^\d", text) == ["0", "1"], text
     assert "The ranks of host 2 are missing: no answer within 3 s.\n" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [0, 1], ids=["on-host-0", "on-host-1"])
+def test_top_has_the_ranks_of_all_hosts(launcher: Launcher, asked: int) -> None:
+    """Also the share of the time in which ranks of any host waited for the late one."""
+    job = Job(launcher, 2, (1, 2))
+    late = rf"Rank 2 on host 1 \({HERE}\) is late: the other ranks waited for it \d+% of the time\."
+    text = job.await_report(asked, "top --once --interval 0.2", late)
+    rows = [" ".join(line.split()) for line in text.splitlines()[1:]]
+    waits = r"0 0 \d+% 0% all_reduce #3 of 32 bytes, float64 waits for rank \d"
+    expected = [
+        "rank host calls/s bytes/s waits awaited call what it does",
+        rf"0 0 {HERE} {waits}",
+        rf"1 1 {HERE} {waits}",
+        rf"2 1 {HERE} 0 0 0% \d+% after all_reduce #2 of 32 bytes, float64 is in the program; .*",
+        rf"all 0 {HERE} 0 0 \d+%",
+        rf"all 1 {HERE} 0 0 \d+%",
+        r"all all hosts 0 0 \d+%",
+        late,
+    ]
+    assert len(rows) == len(expected), text
+    for row, pattern in zip(rows, expected, strict=True):
+        assert re.fullmatch(pattern, row), (row, pattern)
+
+
+@pytest.mark.slow
+def test_top_names_the_host_that_gives_no_answer(launcher: Launcher) -> None:
+    """Its launcher is stopped."""
+    job = Job(launcher, 0, (1, 1))
+    with stopped_launcher(launcher, job, 1):
+        text = job.ask(0, "top --once --interval 0.2")
+    assert "The ranks of host 1 are missing: no answer within 3 s.\n" in text
+
+
+LIMITS = {
+    "all-hosts": dict.fromkeys(range(3), ("--report-hangs=0.5",)),
+    "host-0": {0: ("--report-hangs=0.5",)},
+    "host-2": {2: ("--report-hangs=0.5",)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("late", [0, 2], ids=["late-on-host-0", "late-on-host-1"])
+def test_a_hang_is_reported_once(launcher: Launcher, limits: str, late: int) -> None:
+    """By host 0's launcher, with the ranks and stacks of all hosts, whichever launchers were told
+    to report."""
+    job = Job(launcher, late, (1, 2, 1), LIMITS[limits])
+    said = read_until(job.launchers[0], b"in busy_elsewhere")
+    for process in job.launchers:
+        process.terminate()
+    texts = [process.communicate(timeout=DEADLINE)[1] for process in job.launchers]
+    text = (said + texts[0]).decode()
+    head = "cydistrun: a call takes longer than 0.5 s (--report-hangs):\n"
+    assert text.count(head) == 1, text
+    assert not any(b"--report-hangs" in each for each in texts[1:]), texts
+    host = (0, 1, 1, 2)[late]
+    others = ", ".join(str(rank) for rank in range(4) if rank != late)
+    assert f"Rank {late} on host {host} ({HERE}) is late: ranks {others} are in all_reduce" in text
+
+
+def read_until(process: subprocess.Popen[bytes], words: bytes) -> bytes:
+    """What a launcher prints on stderr until these words come."""
+    assert process.stderr is not None
+    seen, until = b"", time.monotonic() + DEADLINE
+    while words not in seen:
+        ready, _, _ = select.select([process.stderr], [], [], max(0.0, until - time.monotonic()))
+        assert ready, seen
+        seen += os.read(process.stderr.fileno(), 1 << 16)
+    return seen
 
 
 @pytest.mark.slow
@@ -190,22 +286,26 @@ def test_an_answer_may_be_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     "world_size": 2, "node": 1,
                     "nodes": 2, "command": [], "pids": {"0": os.getpid()}})
     )  # fmt: skip
-    answer = all_hosts.answer_of(str(tmp_path), (), 1 << 19)
+    question = {"stacks": [], "counts": 0.0}
+    answer = all_hosts.answer_of(str(tmp_path), question, 1 << 19)
     assert [each["rank"] for each in answer["ranks"]] == [0]
-    too_long = all_hosts.answer_of(str(tmp_path), (), 20)
+    too_long = all_hosts.answer_of(str(tmp_path), question, 20)
     assert too_long == {"error": "it has too many ranks and groups for one answer"}
-    assert "error" in all_hosts.answer_of("", (), 1 << 19)
+    assert "error" in all_hosts.answer_of("", question, 1 << 19)
 
 
 @pytest.mark.parametrize(
     "line",
     [b"", b"x", b"[]", b'{"key": "../../etc", "stacks": []}', b'{"key": 7, "stacks": []}',
-     b'{"key": "0123456789abcdef"}', b'{"key": "0123456789abcdef", "stacks": ["x"]}'],
+     b'{"key": "0123456789abcdef"}',
+     b'{"key": "0123456789abcdef", "stacks": ["x"], "counts": 0}',
+     b'{"key": "0123456789abcdef", "stacks": [], "counts": "x"}'],
 )  # fmt: skip
 def test_what_is_no_question(line: bytes) -> None:
     """It is passed over, and the question after it is not."""
-    good = b'{"key": "00112233445566ff", "stacks": [3]}'
-    assert list(all_hosts.questions_in(line + b"\n" + good)) == [("00112233445566ff", [3])]
+    good = b'{"key": "00112233445566ff", "stacks": [3], "counts": 2}'
+    content = {"stacks": [3], "counts": 2.0}
+    assert list(all_hosts.questions_in(line + b"\n" + good)) == [("00112233445566ff", content)]
 
 
 def test_an_answer_with_a_strange_key_is_dropped(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from json_schema import violations
 
 import cydist as dist
-from cydist import recorder
+from cydist import executor, recorder
 from cydist._native import fast_collectives
 from cydist.testing import run_threads
 
@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs/recorder.schema.json").read_text())
 KEPT = 2048
 LONG = 30.0
+CLOCKS_NS = 50_000  # between the recorder's clock and Python's
+HEADERS = 100_000  # bytes of frames, acknowledgements and control messages, at most
 
 
 @pytest.fixture(params=["inproc", "tcp", "shm"])
@@ -254,3 +256,90 @@ def test_an_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'format must be "json" or "torch", not "csv"|csv'):
         dist.recorder.dump(tmp_path / "x", format="csv")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_caller_that_computes_waits_for_nothing(transport: str) -> None:
+    """Its asynchronous collective waits for the other rank meanwhile, on another thread."""
+    issued = threading.Event()
+
+    def body(rank: int) -> list[dict[str, Any]]:
+        if rank == 1:
+            assert issued.wait(LONG)
+            dist.all_reduce(np.ones(5))
+            return []
+        work = dist.all_reduce(np.ones(5), async_op=True)
+        await_call(dist.group.WORLD, lambda call: call["call"] == "all_reduce")
+        issued.set()
+        until = time.monotonic() + LONG
+        while not work.is_completed():
+            assert time.monotonic() < until
+        assert work.wait()
+        return calls_of(dist.group.WORLD)
+
+    call = run_threads(body, 2, transport)[0][-1]
+    assert call["asynchronous"]
+    assert call["ended_ns"] > call["began_ns"]
+    assert call["caller_waited_ns"] == 0
+
+
+def test_a_caller_that_waits_at_once_waits_to_the_end(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least from when the other rank enters, which does so after the wait has begun."""
+    waits = threading.Event()
+    real = executor.TaskWork._wait_for_end
+
+    def told(work: executor.TaskWork, timeout: float | None) -> None:
+        waits.set()
+        real(work, timeout)
+
+    monkeypatch.setattr(executor.TaskWork, "_wait_for_end", told)
+
+    def body(rank: int) -> tuple[int, list[dict[str, Any]]]:
+        if rank == 1:
+            assert waits.wait(LONG)
+            entered = time.monotonic_ns()
+            dist.all_reduce(np.ones(5))
+            return entered, []
+        dist.all_reduce(np.ones(5), async_op=True).wait()
+        return 0, calls_of(dist.group.WORLD)
+
+    (_, calls), (entered, _) = run_threads(body, 2, transport)
+    call = calls[-1]
+    assert entered < call["ended_ns"]
+    least = call["ended_ns"] - max(entered, call["began_ns"])
+    most = call["ended_ns"] - call["began_ns"]
+    assert least - CLOCKS_NS <= call["caller_waited_ns"] <= most + CLOCKS_NS
+
+
+def test_a_blocking_call_has_no_other_caller() -> None:
+    """It is not asynchronous."""
+
+    def body(rank: int) -> list[dict[str, Any]]:
+        dist.all_reduce(np.ones(5))
+        return calls_of(dist.group.WORLD)
+
+    for calls in run_threads(body, 2, "inproc"):
+        assert [(call["asynchronous"], call["caller_waited_ns"]) for call in calls] == [(False, 0)]
+
+
+def test_bytes_through_sockets_are_counted_by_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of messages and their headers, also after the link has been closed."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
+    sizes = {(0, 1): 3_000_000, (1, 2): 1_000_000, (2, 0): 10}
+    before = recorder.sent_bytes()
+
+    def body(rank: int) -> None:
+        if rank != 0:
+            dist.recv(np.ones(sizes[rank - 1, rank], "u1"), rank - 1)
+        if (rank, rank + 1) in sizes:
+            dist.send(np.ones(sizes[rank, rank + 1], "u1"), rank + 1)
+
+    run_threads(body, 3, "tcp")
+    after = recorder.sent_bytes()
+    # The ranks are threads of one process, and each rank here has one sender.
+    sent = {rank: after[rank] - before.get(rank, 0) for rank in (1, 2)}
+    assert 3_000_000 < sent[1] < 3_000_000 + HEADERS
+    assert 1_000_000 < sent[2] < 1_000_000 + HEADERS
+    found = {each["rank"]: each["bytes"] for each in dist.recorder.dump()["sent_bytes"]}
+    assert found == after

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cydist.recorder import timeline, timeline_plot
+from cydist.recorder import snapshot, timeline, timeline_plot
 
 DEADLINE = 55.0
 MS = 1_000_000
@@ -25,7 +25,8 @@ def call(name: str, seq: int, began: int, ended: int | None, **more: Any) -> dic
         "root": None, "bytes": 8, "dtype": "float64", "op": None, "algorithm": "flat",
         "state": "over", "status": None, "entered_ns": began, "began_ns": began,
         "ended_ns": ended, "waits_for": None, "waits_since_ns": None, "waited_ns": 0,
-        "longest_wait_ns": 0, "longest_wait_for": None, **more,
+        "longest_wait_ns": 0, "longest_wait_for": None, "asynchronous": False,
+        "caller_waited_ns": 0, **more,
     }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def dump(rank: int, calls: list[dict[str, Any]], host: str = "a", **more: Any) -
     group = {"group": 1, "name": "0", "backend": "tcp", "rank": rank, "size": 2, "ranks": [0, 1]}
     return {
         "rank": rank, "host": host, "boot_id": host, "written_ns": 1000 * MS,
-        "written_unix_ns": 5000 * MS, "groups": [group], "calls": calls, **more,
+        "written_unix_ns": 5000 * MS, "sent_bytes": [], "groups": [group], "calls": calls, **more,
     }  # fmt: skip
 
 
@@ -84,17 +85,40 @@ def test_the_late_rank_is_named() -> None:
     assert "rank 0 on a: 4 calls, 240.00 ms in calls (67%), of which it waited 200.00 ms" in text
 
 
-def test_overlap_is_the_share_without_waits() -> None:
-    """Of the time in calls, also of those at the same time; without timed calls it is not said."""
-    busy = [call("all_reduce", 1, 0, 80 * MS, waited_ns=20 * MS),
-            call("broadcast", 2, 40 * MS, 60 * MS, waited_ns=5 * MS)]  # fmt: skip
-    text = timeline.summary(timeline.merge([dump(0, busy), dump(1, [call("barrier", 9, 0, None)])]))
-    assert "rank 0 on a: 2 calls, 80.00 ms in calls (100%), of which it waited 25.00 ms, " in text
-    assert "waited 25.00 ms, overlap 75%\n" in text
+def test_overlap_is_the_share_without_waits_of_the_caller() -> None:
+    """Of the time of asynchronous collectives; waits of the thread that runs them do not count, nor
+    do other calls. Several threads that wait for one count once."""
+    calls = [call("all_reduce", 1, 0, 60 * MS, asynchronous=True, waited_ns=50 * MS,
+                  caller_waited_ns=10 * MS),
+             call("all_reduce", 2, 60 * MS, 80 * MS, asynchronous=True, caller_waited_ns=90 * MS),
+             call("broadcast", 3, 90 * MS, 100 * MS, waited_ns=5 * MS)]  # fmt: skip
+    text = timeline.summary(
+        timeline.merge([dump(0, calls), dump(1, [call("barrier", 9, 0, 5 * MS)])])
+    )
+    assert "rank 0 on a: 3 calls, 90.00 ms in calls (90%), of which it waited 55.00 ms, " in text
+    assert ", overlap 62%\n" in text  # of 80 ms, 10 and 20 were waited for
     assert re.search(r"rank 1 on a: 1 calls.* waited 0 ns\n", text), text
 
 
-def test_bytes_per_link() -> None:
+def test_bytes_through_sockets() -> None:
+    """By pair of hosts and of ranks, as the ranks have counted them; a killed rank counts none."""
+    dumps = [
+        dump(0, [], "a", sent_bytes=[{"rank": 1, "bytes": 10}, {"rank": 2, "bytes": 2_000_000}]),
+        dump(1, [], "a", sent_bytes=[{"rank": 2, "bytes": 500_000}]),
+        dump(2, [], "b", sent_bytes=None),
+    ]
+    text = timeline.summary(timeline.merge(dumps))
+    lines = text.partition("bytes through sockets, from the begin of the job:\n")[2].splitlines()
+    assert lines[:5] == [
+        "  host a to host b: 2.50 MB",
+        "  rank 0 to rank 2: 2.00 MB",
+        "  rank 1 to rank 2: 500.00 kB",
+        "  rank 0 to rank 1: 10 bytes",
+        "  not known of rank 2",
+    ]
+
+
+def test_bytes_of_messages_and_collectives() -> None:
     """Messages by sender and receiver, with their hosts where these differ; collectives by group,
     on each rank."""
     sent = [message("send", n, 1, 1500) for n in range(4)]
@@ -103,7 +127,7 @@ def test_bytes_per_link() -> None:
     text = timeline.summary(
         timeline.merge([dump(0, [*sent, *both]), dump(1, [*received, *both], "b")])
     )
-    lines = text.partition("bytes:\n")[2].splitlines()
+    lines = text.partition("bytes of the arrays of these calls:\n")[2].splitlines()
     assert lines[:2] == [
         "  rank 0 to rank 1: 6.00 kB in 4 messages, from a to b",
         "  all_reduce of the default group: 4.00 MB in 2 calls, on each of 2 ranks",
@@ -212,6 +236,44 @@ def test_the_trace_of_a_job(tmp_path: Path) -> None:
     events = json.loads((run / "trace.json").read_text())["traceEvents"]
     assert {e["pid"] for e in events if e["name"] == "all_reduce"} == {0, 1, 2}
     assert len([e for e in events if e["name"] == "all_reduce"]) == 15
+
+
+COUNTED = """import os, numpy as np, cydist as dist
+dist.init_process_group()
+dist.all_reduce(np.ones(100_000))
+dist.destroy_process_group()
+if os.environ['RANK'] == '1' and 'AT_ONCE' in os.environ:
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("end", ["well", "at-once"])
+def test_bytes_through_sockets_of_a_job(tmp_path: Path, end: str) -> None:
+    """Those of a rank that ends at once are not known, since only the rank counts them. An earlier
+    job's files in the directory do not count."""
+    program, run = tmp_path / "program.py", tmp_path / "run"
+    program.write_text(COUNTED)
+
+    def run_job(**more: str) -> int:
+        return subprocess.run(
+            [sys.executable, "-m", "cydist.run", "-n", "3", str(program)], capture_output=True,
+            timeout=DEADLINE, check=False,
+            env={**os.environ, "CYDIST_RECORDER": str(run), "CYDIST_TRANSPORT": "tcp", **more},
+        ).returncode  # fmt: skip
+
+    assert run_job() == 0
+    if end == "at-once":
+        assert run_job(AT_ONCE="1") == 0
+    text = timeline.summary(timeline.merge(snapshot.read_directory(str(run))))
+    sent = text.partition("bytes through sockets, from the begin of the job:\n")[2]
+    pairs = re.findall(r"  rank (\d) to rank (\d): [\d.]+ MB", sent.partition("\n\n")[0])
+    senders = {sender for sender, _ in pairs}
+    if end == "well":
+        assert senders == {"0", "1", "2"}
+        assert "not known of" not in text
+    else:
+        assert senders == {"0", "2"}
+        assert "  not known of rank 1\n" in text
 
 
 def test_a_run_without_dumps(tmp_path: Path) -> None:

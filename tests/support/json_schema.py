@@ -6,6 +6,7 @@ from typing import Any
 
 KINDS = {
     "object": dict, "array": list, "string": str, "integer": int, "null": type(None),
+    "boolean": bool,
 }  # fmt: skip
 KNOWN = {
     "$schema", "title", "description", "type", "required", "additionalProperties", "properties",
@@ -22,7 +23,11 @@ def violations(value: Any, schema: dict[str, Any], place: str = "") -> list[str]
         return [f"{place} is {value!r}"]
     kinds = schema.get("type", list(KINDS))
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not any(isinstance(value, KINDS[kind]) for kind in kinds) or isinstance(value, bool):
+    # True is an int in Python, and no integer in JSON.
+    if not any(
+        isinstance(value, KINDS[kind]) and isinstance(value, bool) == (kind == "boolean")
+        for kind in kinds
+    ):
         return [f"{place} is {value!r}"]
     found = []
     if isinstance(value, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cydist import _native, config
+from cydist import _native, config, recorder
 from cydist.backends.host.endpoint import Endpoint, of_threads
 from cydist.backends.host.group import HostGroup
 from cydist.errors import RendezvousError
@@ -45,7 +45,10 @@ def make_endpoint(options: BackendOptions) -> Endpoint:
         connections.close()
         raise
 
+    end_count = recorder.add_link(connections.link.sent_bytes, ranks)
+
     def close() -> None:
+        end_count()
         link.close()
         connections.close()
 

@@ -115,6 +115,7 @@ class HostGroup(ProcessGroup):
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
         endpoint.note_members(name, self.ranks)
+        self._whole: CallRecord | None = None  # whose parts run now; see run_as_part_of
         self._drain_until = math.inf  # set by leave_job: how long `drain` waits
         self._membership: Membership | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns
@@ -320,6 +321,10 @@ class HostGroup(ProcessGroup):
         if not self.group_state.is_usable():  # so that most calls need no second function
             super().check_usable(name)
         tuning_table.check()
+
+    def run_as_part_of(self, call: CallRecord | None) -> None:
+        self._whole = call
+        self.native.run_as_part_of("" if call is None else f"{call.name} #{call.seq}")
 
     def announce_call(self, call: CallRecord) -> None:
         with self.failures(call.name, call.seq, call.deadline):
@@ -632,9 +637,10 @@ class HostGroup(ProcessGroup):
                 collective, algorithm, nbytes, self._size, even=even, commutative=True
             ).encode()
             if _log.shows(DEBUG):
+                whole = self._whole or call
                 _log.debug(
-                    "%s #%d on %s, %d bytes: algorithm %s through %s%s, %s", call.name,
-                    call.seq, self.title, nbytes, algorithm,
+                    "%s #%d on %s, %d bytes: algorithm %s through %s%s, %s", whole.name,
+                    whole.seq, self.title, nbytes, algorithm,
                     "windows" if windows else "messages",
                     f", where that cannot run {fallback.decode()}" if fallback else "",
                     "also for later calls of its size" if keeps else "for this call",
@@ -658,7 +664,8 @@ class HostGroup(ProcessGroup):
                 segment_bytes=segment_bytes,
             )  # fmt: skip
         except _native.CallError as ended:
-            raise self._error_of(ended, call.name, call.seq, call.deadline, call.began) from (
+            whole = self._whole or call
+            raise self._error_of(ended, whole.name, whole.seq, whole.deadline, whole.began) from (
                 self.error
             )
 

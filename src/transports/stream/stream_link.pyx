@@ -240,13 +240,14 @@ cdef class MessageLink(Link):
         self.net.wanted_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         self.net.connections = <Connection **>calloc(size, sizeof(Connection *))
         self.net.lost = <uint8_t *>calloc(size, 1)
+        self.net.sent_to = <uint64_t *>calloc(size, sizeof(uint64_t))
         self.net.staging = <char *>malloc(STAGING_BYTES)
         event.events = EPOLLIN
         event.data.ptr = NULL
         if self.net.epoll < 0 or self.net.wake < 0 or self.net.wanted_event < 0:
             raise OSError(errno, f"no descriptors for a link: {os.strerror(errno)}")
-        if (self.net.connections == NULL or self.net.lost == NULL or self.net.staging == NULL
-                or init_queues(&self.net.queues) != OK
+        if (self.net.connections == NULL or self.net.lost == NULL or self.net.sent_to == NULL
+                or self.net.staging == NULL or init_queues(&self.net.queues) != OK
                 or epoll_ctl(self.net.epoll, EPOLL_CTL_ADD, self.net.wake, &event) != 0):
             raise MemoryError("no memory for a link")
         register_net(self.net)
@@ -275,6 +276,7 @@ cdef class MessageLink(Link):
         if net.queues.posted != NULL:
             free_queues(&net.queues)
         free(net.lost)
+        free(net.sent_to)
         free(net.hosts)
         free(net.staging)
         free_buffers(&net.sealed)
@@ -537,6 +539,11 @@ cdef class TcpLink(MessageLink):
     def vanished(self, int peer):
         """Return whether the peer was lost together with its host, which is silent."""
         return 0 <= peer < self.size and host_vanished(self.net, peer)
+
+    def sent_bytes(self):
+        """Return how many bytes this rank has written to sockets so far, by peer: messages with
+        their headers, before encryption. Bytes through shared memory do not count."""
+        return [self.net.sent_to[peer] for peer in range(self.size)]
 
     def traffic(self, int peer):
         """Return what a peer's connections have carried, or None if it has none through sockets.

@@ -135,6 +135,8 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
         if c.local:
             c.over = BABBLED
         return 0
+    if not c.local:
+        c.net.sent_to[c.peer] += <size_t>written
     if header_sent == 0 and written != 0:
         c.sending.number += 1
     if halved and written != 0:
