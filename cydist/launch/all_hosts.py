@@ -39,7 +39,7 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 
 
 class Counted(NamedTuple):
-    """What the ranks of one host have done since their calls are counted.
+    """Sums over the calls of the ranks of one host, since these are counted.
 
     Attributes:
         since_ns: When that began: sums with another begin cannot be compared.

@@ -23,6 +23,12 @@ TRACEBACK_LINES = 60
 _ERROR_FILE_BYTES = 1 << 20
 
 
+def has_raised(worker: Worker) -> bool:
+    """Return whether a worker that has ended had just printed a traceback."""
+    printed = worker.tail.traceback_at
+    return printed is not None and worker.ended - printed < RECENT_SECONDS
+
+
 def failed_at(worker: Worker) -> float:
     """Return when `worker` failed: when it printed its traceback or, without one, when it ended.
 
@@ -30,9 +36,9 @@ def failed_at(worker: Worker) -> float:
     may notice and end sooner. So the order of ends is not the order of causes.
     """
     printed = worker.tail.traceback_at
-    if printed is not None and worker.ended - printed < RECENT_SECONDS:
-        return min(printed, worker.ended)
-    return worker.ended
+    return (
+        min(printed, worker.ended) if printed is not None and has_raised(worker) else worker.ended
+    )
 
 
 def first_failure(workers: Iterable[Worker]) -> Worker | None:
@@ -129,7 +135,8 @@ def aftermath(first: Worker | None, workers: Sequence[Worker], said: str) -> str
     ]
     if others:
         lines.append(f"cydistrun: after it: {', '.join(others[:16])}{_more(len(others) - 16)}")
-    if told := [worker.rank for worker in workers if worker.told]:
+    # A rank that was about to end by an exception, which is shown, has failed.
+    if told := [each.rank for each in workers if each.told and not has_raised(each)]:
         lines.append(f"cydistrun: {listed('rank', told)} did not fail and had to end with it")
     return "".join(f"{line}\n" for line in lines)
 

@@ -29,7 +29,7 @@ _READ_BYTES = 1 << 16
 
 
 class Reports:
-    """What one launcher does for reports.
+    """The reports of one launcher about its ranks.
 
     Args:
         options: Of the launcher.

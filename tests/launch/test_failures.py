@@ -53,6 +53,27 @@ RAISES = (
 )
 
 
+def test_a_rank_that_raised_is_not_said_not_to_have_failed(launcher: Launcher) -> None:
+    """Although the launcher ended it, since its end took long."""
+    os.mkfifo(launcher.directory / "raised")
+    script = launcher.script(
+        "import atexit",
+        "if rank == 0:",
+        "    def slow_end():",
+        "        open('raised', 'w').close()",
+        "        pause()",
+        "    atexit.register(slow_end)",
+        "    raise ValueError('one of two')",
+        "if rank == 1:",
+        "    open('raised').close()",
+        "    raise ValueError('the other')",
+        "pause()",
+    )
+    err = launcher.run("-n", "3", script).stderr
+    assert err.count("ValueError: one of two") == 1
+    assert re.findall("cydistrun: (.*) did not fail and had to end with it", err) == ["rank 2"]
+
+
 def test_a_failure_is_shown_once(launcher: Launcher) -> None:
     """With the exception that caused it; ranks that only learn of it show no traceback."""
     err = launcher.run("-n", "3", launcher.script(*RAISES)).stderr
