@@ -33,3 +33,9 @@ __attribute__((weak, visibility("hidden"))) int cydist_fstat64(int fd, void *sta
 {
     return cydist_fxstat64(STAT_VERSION, fd, status);
 }
+
+#undef FIRST /* src/kernels has one of its own */
+#undef CLOCK
+#undef ROBUST
+#undef STAT_VERSION
+#undef BIND
