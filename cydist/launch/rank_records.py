@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cydist import _native
 from cydist.launch.processes import started_at
 from cydist.launch.run_files import JOB_FILE, JobFile
-from cydist.recorder import snapshot
+from cydist.recorder import sent_counts, snapshot
 
 PREFIX = "cydistrun-"
 
@@ -135,7 +135,7 @@ def read_ranks(job: JobFile) -> list[RankRecord]:
     """Return what is known of each rank of this host."""
     found: dict[int, RankRecord] = {}
     for pid, (head, text, calls) in _rings(job.directory):
-        dump = snapshot.of_ring(head, text, calls)
+        dump = snapshot.of_ring(head, text, calls, sent_counts.of_process(job.directory, pid))
         rank = dump["rank"]
         # A rank's program may have started another one that makes groups, too.
         if rank not in found or pid == job.pids.get(rank):
@@ -176,23 +176,10 @@ def _rings(directory: str) -> Iterator[tuple[int, _Ring]]:
             yield int(name[5:]), found
 
 
-def _is_later(own: dict[str, Any], dump: dict[str, Any]) -> bool:
-    """Return whether a process has written its file after its last call began. The file may also be
-    of an earlier job."""
-    last = max((call["began_ns"] for call in dump["calls"]), default=0)
-    same = all(own[name] == dump[name] for name in ("pid", "boot_id"))
-    return same and bool(own["written_ns"] >= last)
-
-
 def write_dumps(ranks: Sequence[RankRecord], directory: str) -> None:
-    """Write the last calls of ranks that have ended, also of those that were killed. What a rank
-    alone knows is kept from the file that it has written. Raises OSError."""
+    """Write the last calls of ranks that have ended, also of those that were killed. Raises
+    OSError."""
     os.makedirs(directory, exist_ok=True)
     for each in ranks:
         if each.dump is not None:
-            path = snapshot.path_in(directory, each.dump)
-            with contextlib.suppress(OSError, ValueError):
-                own = snapshot.read(path)
-                if _is_later(own, each.dump):
-                    each.dump["sent_bytes"] = own["sent_bytes"]
-            snapshot.write(each.dump, path, "json")
+            snapshot.write(each.dump, snapshot.path_in(directory, each.dump), "json")

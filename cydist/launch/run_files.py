@@ -1,8 +1,9 @@
 """The files of a running job: what its launcher and its ranks leave for reports.
 
 They are in the launcher's directory, which only its user may enter: job.json from the launcher, and
-from each rank `ring-PID`, its last calls (cydist/recorder), and `stacks-PID`. Another process of
-that user reads the rings while the ranks run, compute, are stopped, or are dead: rank_records.py.
+from each rank `ring-PID`, its last calls (cydist/recorder), `sent-PID-N`, the bytes that its links
+send, and `stacks-PID`. Another process of that user reads the rings and the counts while the ranks
+run, compute, are stopped, or are dead: rank_records.py.
 """
 
 from __future__ import annotations
@@ -98,5 +99,5 @@ def remove_rings(directory: str) -> None:
     """Remove what the ranks of an earlier generation left."""
     with contextlib.suppress(OSError):
         for name in os.listdir(directory or "."):
-            if directory and name.startswith(("ring-", "stacks-")):
+            if directory and name.startswith(("ring-", "stacks-", "sent-")):
                 os.unlink(os.path.join(directory, name))

@@ -7,14 +7,20 @@ format that torch's analyser reads. `python -m cydist.recorder` converts and che
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from mmap import mmap
+from typing import TYPE_CHECKING, Any
 
 from cydist import _native, config
+from cydist.recorder import sent_counts
+
+if TYPE_CHECKING:
+    from cydist._native import TcpLink
 
 __all__ = ["dump"]
 
@@ -26,9 +32,10 @@ _begun_by = 0  # the process that began its ring
 _groups = 0  # explained in it
 _MOST_KEPT = 100  # groups that stay explained when the text is full: the newest, and the first
 _lines: list[str] = []  # which explain them
-_links: dict[int, tuple[Callable[[], list[int]], Sequence[int]]] = {}  # open ones of this process
-_links_made = 0
-_sent: Counter[int] = Counter()  # bytes to global ranks through links that are closed
+_links = 0  # that were counted
+_counts: list[mmap] = []  # of those that are open
+_of_parent: list[mmap] = []  # of a forked child: its parent's, into which its copies of links write
+_closed: Counter[int] = Counter()  # bytes by global rank, through links that are closed
 
 
 def dump(path: str | os.PathLike[str] | None = None, *, format: str = "json") -> dict[str, Any]:
@@ -88,30 +95,44 @@ def add_group(name: str, backend: str, rank: int, ranks: Sequence[int]) -> int:
         return min(_groups, (1 << 16) - 1)
 
 
-def add_link(sent: Callable[[], list[int]], ranks: Sequence[int]) -> Callable[[], None]:
-    """Count what a link sends.
+def add_link(link: TcpLink, ranks: Sequence[int]) -> Callable[[], None]:
+    """Count what a link sends: in a file that cydistrun reads, if that has started this process.
 
     Args:
-        sent: Returns the bytes that it has sent so far, by peer.
         ranks: Global rank of each peer.
 
     Returns:
-        A function to call before the link is closed.
+        A function to call when the link is closed.
     """
-    global _links_made
+    global _links
     with _lock:
         if _begun_by != os.getpid():
             _begin()
-        _links_made += 1
-        number = _links_made
-        _links[number] = sent, ranks
+        _links += 1
+        path = _counts_file(_links)
+        memory = sent_counts.make(path, ranks)
+        _counts.append(memory)
+        link.count_sent_in(sent_counts.counters_in(memory))
 
     def end() -> None:
         with _lock:
-            if _links.pop(number, None) is not None:
-                _sent.update(dict(zip(ranks, sent(), strict=True)))
+            if memory not in _counts:  # of the parent of this process
+                return
+            link.count_sent_in(sent_counts.spare(len(ranks)))
+            _counts.remove(memory)
+            _closed.update(sent_counts.total([memory]))
+            if path:
+                with contextlib.suppress(OSError):  # the launcher has ended
+                    sent_counts.write(_counts_file(0), _closed)
+                    os.unlink(path)
 
     return end
+
+
+def _counts_file(number: int) -> str:
+    """Return the name of a link's counts; 0: of those of closed links. "": none are to be kept."""
+    directory = config.RUN_FILES.get()
+    return os.path.join(directory, f"sent-{os.getpid()}-{number}") if directory else ""
 
 
 def sent_bytes() -> dict[int, int]:
@@ -119,10 +140,7 @@ def sent_bytes() -> dict[int, int]:
     if _begun_by != os.getpid():
         return {}
     with _lock:
-        found = Counter(_sent)
-        for sent, ranks in _links.values():
-            found.update(dict(zip(ranks, sent(), strict=True)))
-    return {rank: count for rank, count in sorted(found.items()) if count}
+        return dict(sorted((_closed + Counter(sent_counts.total(_counts))).items()))
 
 
 def last_calls(number: int, most: int = 4) -> list[str]:
@@ -163,8 +181,9 @@ def _begin() -> None:
     global _begun_by, _groups
     _begun_by, _groups = os.getpid(), 0
     _lines.clear()
-    _links.clear()
-    _sent.clear()
+    _of_parent.extend(_counts)
+    _counts.clear()
+    _closed.clear()
     _native.replace_text([])  # a forked child has the parent's names of calls
     if directory := config.RUN_FILES.get():
         try:

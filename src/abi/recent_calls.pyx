@@ -216,7 +216,8 @@ def read_ring(const unsigned char[::1] memory not None, uint64_t first=0):
 
     Returns its head as a dictionary, its text, and its calls, oldest first, as tuples: number,
     began, seq, bytes, group, name, algorithm, dtype, op, root, state, awaited, since, ended,
-    waited, longest, longest_for, queued_ns, blocked, asynchronous. Times are in ticks; 0 and -1 where nothing is known.
+    waited, longest, longest_for, queued_ns, blocked, asynchronous. Times are in ticks; 0 and -1
+    where nothing is known.
 
     Raises ValueError if it is none, or of another version of cydist.
     """

@@ -374,7 +374,8 @@ cdef class Group:
             self.leave_comm()
 
     def run_as_part_of(self, str call not None) -> None:
-        """Let collectives be parts of a call from now on: other ranks are told of that if one fails.
+        """Let collectives be parts of a call from now on: other ranks are told of that if one
+        fails.
 
         Args:
             call: Its name and number; "": collectives are whole calls again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from json_schema import violations
 import cydist as dist
 from cydist import executor, recorder
 from cydist._native import fast_collectives
+from cydist.recorder import sent_counts
 from cydist.testing import run_threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -343,3 +345,25 @@ def test_bytes_through_sockets_are_counted_by_peer(monkeypatch: pytest.MonkeyPat
     assert 1_000_000 < sent[2] < 1_000_000 + HEADERS
     found = {each["rank"]: each["bytes"] for each in dist.recorder.dump()["sent_bytes"]}
     assert found == after
+
+
+def test_counts_of_closed_links_take_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there were: one file for all of them, and no descriptor."""
+    monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
+    monkeypatch.setenv("CYDIST_RUN_FILES", str(tmp_path))
+
+    def body(rank: int) -> None:
+        dist.all_reduce(np.ones(1000))
+
+    run_threads(body, 2, "tcp")
+    before, descriptors = recorder.sent_bytes(), len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        run_threads(body, 2, "tcp")
+    names = [each.name for each in tmp_path.iterdir() if each.name.startswith("sent-")]
+    assert names == [f"sent-{os.getpid()}-0"]
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    after = recorder.sent_bytes()
+    assert all(after[rank] >= before[rank] + 5 * 8000 for rank in range(2))
+    assert sent_counts.of_process(str(tmp_path), os.getpid()) == after

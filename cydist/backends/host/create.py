@@ -45,12 +45,12 @@ def make_endpoint(options: BackendOptions) -> Endpoint:
         connections.close()
         raise
 
-    end_count = recorder.add_link(connections.link.sent_bytes, ranks)
+    end_counts = recorder.add_link(connections.link, ranks)
 
     def close() -> None:
-        end_count()
         link.close()
         connections.close()
+        end_counts()
 
     return Endpoint(link, close, connections, peers.hosts)
 

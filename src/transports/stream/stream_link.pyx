@@ -53,6 +53,8 @@ cdef enum:
     KEY_BYTES = 32              # of one direction of a connection
     LINGER_NS = 1000000000      # the longest that close() waits for its last bytes to arrive
 
+cdef set counted_elsewhere = set()      # addresses of Nets whose counts are not their own memory
+
 
 # The functions of a comm
 
@@ -276,7 +278,11 @@ cdef class MessageLink(Link):
         if net.queues.posted != NULL:
             free_queues(&net.queues)
         free(net.lost)
-        free(net.sent_to)
+        # At the end of the process the set may be gone.
+        if counted_elsewhere is not None and <size_t>net in counted_elsewhere:
+            counted_elsewhere.discard(<size_t>net)
+        elif counted_elsewhere is not None:
+            free(net.sent_to)
         free(net.hosts)
         free(net.staging)
         free_buffers(&net.sealed)
@@ -540,10 +546,27 @@ cdef class TcpLink(MessageLink):
         """Return whether the peer was lost together with its host, which is silent."""
         return 0 <= peer < self.size and host_vanished(self.net, peer)
 
-    def sent_bytes(self):
-        """Return how many bytes this rank has written to sockets so far, by peer: messages with
-        their headers, before encryption. Bytes through shared memory do not count."""
-        return [self.net.sent_to[peer] for peer in range(self.size)]
+    def count_sent_in(self, uint64_t[::1] counts not None) -> None:
+        """Count the bytes that sockets take for each peer, from now on, in this memory: messages
+        with their headers, before encryption. Bytes through shared memory do not count.
+
+        Args:
+            counts: One for each peer. Must stay in its place as long as the process lives.
+        """
+        if counts.shape[0] < self.size:
+            raise ValueError("too few counts")
+        cdef uint64_t *into = &counts[0]
+        cdef uint64_t *own
+        cdef int peer
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            own, self.net.sent_to = self.net.sent_to, into
+            for peer in range(self.net.size):
+                into[peer] = own[peer]
+            pthread_mutex_unlock(&self.net.lock)
+        if <size_t>self.net not in counted_elsewhere:
+            free(own)
+        counted_elsewhere.add(<size_t>self.net)
 
     def traffic(self, int peer):
         """Return what a peer's connections have carried, or None if it has none through sockets.
