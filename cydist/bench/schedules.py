@@ -304,9 +304,10 @@ class Player:
         met = self._meetings.setdefault(key, {})
         if rank not in met:
             met[rank] = self._clock[rank], nbytes
-            for other in members:  # those that wait may go on
-                if other != rank and other in met:
-                    heapq.heappush(self._ready, (self._clock[rank], other))
+            if len(met) == len(members) or (collective in FROM_ROOT and rank == root):
+                for other in met:  # those that wait may go on
+                    if other != rank:
+                        heapq.heappush(self._ready, (self._clock[rank], other))
         needed = members
         if collective in FROM_ROOT:
             needed = [root]
