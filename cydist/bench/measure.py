@@ -34,8 +34,7 @@ class OutOfTime(Exception):
 class Candidate:
     """The ranks of one worker with separate settings: a participant of `compare`.
 
-    Shared ranks have the same memory for every algorithm. The settings last for one command, since
-    the driver may be one of the ranks and choose by the same settings.
+    Shared ranks have the same memory for every algorithm.
     """
 
     def __init__(self, name: str, worker: Participant, **settings: str) -> None:
@@ -45,10 +44,11 @@ class Candidate:
     def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Send the settings, then return every rank's answer."""
         self._participant.command({"do": "configure", "settings": self._settings})
-        try:
-            return self._participant.command(command)
-        finally:
-            self._participant.command({"do": "configure", "settings": {}})
+        return self._participant.command(command)
+
+    def reset(self) -> None:
+        """End the settings: a driver that is one of the ranks chooses by them, too."""
+        self._participant.command({"do": "configure", "settings": {}})
 
     def close(self) -> None:
         """Do nothing: the worker is ended by the code that started it."""
@@ -200,6 +200,7 @@ class Measure:
         if time.monotonic() > self.deadline:
             raise OutOfTime
         ((_, row),) = run_cases([case], running, rounds, self.progress)
+        running[0].reset()
         for name, measurements in row.items():
             if measurements.failure or measurements.wrong:
                 why = measurements.failure or f"{measurements.wrong} wrong elements"

@@ -10,7 +10,8 @@ then latency, then time on the link of each host, on which the messages of all i
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ WHOLE = ("broadcast", "all_reduce", "reduce", "scan", "exscan")
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
 
+NEVER = 1 << 62  # bytes: no message is so long
 Line = tuple[str, int, int, int, int]
 
 
@@ -43,12 +45,15 @@ class Level:
         overhead: Of a core, at each end.
         copying: Of a core, for each byte at each end.
         wire: Of the link of a host, for each byte.
+        window: Messages of more bytes wait for acknowledgements on their way. They take twice the
+            wire's time on a link whose other way is busy, if acknowledgements queue behind data.
     """
 
     latency: float
     overhead: float
     copying: float = 0.0
     wire: float = 0.0
+    window: int = NEVER
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,10 @@ class Machine:
         between: Messages between hosts.
         together: together(collective, ranks, nbytes): seconds of a collective through windows.
         cores: That all ranks share; 0: each rank has one of its own.
+        spin: Seconds for which a rank that waits for a message keeps its core, on a host with at
+            most as many ranks as `cores`. On others it yields at once.
+        spin_together: The same for a rank that waits for others in a collective through windows.
+        switch: Seconds until a core runs another rank.
         buffered: Whether a short send ends before its receive is posted.
     """
 
@@ -68,6 +77,9 @@ class Machine:
     together: Callable[[str, int, int], float] = lambda collective, ranks, nbytes: 0.0
     cores: int = 0
     buffered: bool = True
+    spin: float = 0.0
+    spin_together: float = 0.0
+    switch: float = 0.0
 
 
 # Every message takes a unit of time and nothing else does; no send ends before its receive.
@@ -173,7 +185,6 @@ class Player:
         self._open: dict[tuple[int, int, int], tuple[deque[_Message], deque[_Message]]] = {}
         self._egress = dict.fromkeys(hosts, 0.0)
         self._ingress = dict.fromkeys(hosts, 0.0)
-        self._cores = [0.0] * machine.cores
         self._members: dict[int, list[int]] = {}
         for rank, host in enumerate(hosts):
             self._members.setdefault(host, []).append(rank)
@@ -188,20 +199,23 @@ class Player:
             _, rank = heapq.heappop(self._ready)
             if self._at[rank] < len(self._logs[rank]) and self._step(rank):
                 heapq.heappush(self._ready, (self._clock[rank], rank))
+        self._check_end()
+        return max(self._clock, default=0.0)
+
+    def _check_end(self) -> None:
+        """Raise DeadlockError if a rank has not ended."""
         stuck = [rank for rank, log in enumerate(self._logs) if self._at[rank] < len(log)]
         if stuck:
             line = self._logs[stuck[0]][self._at[stuck[0]]]
             raise DeadlockError(f"{len(stuck)} ranks wait for ever; rank {stuck[0]} in {line}")
-        return max(self._clock, default=0.0)
 
     def _work(self, rank: int, seconds: float) -> None:
-        """Let a rank compute, on the core that is free first."""
-        if self._cores and seconds:
-            core = min(range(len(self._cores)), key=self._cores.__getitem__)
-            self._clock[rank] = max(self._clock[rank], self._cores[core]) + seconds
-            self._cores[core] = self._clock[rank]
-        else:
-            self._clock[rank] += seconds
+        """Let a rank compute."""
+        self._clock[rank] += seconds
+
+    def _is_early(self, rank: int, at: float) -> bool:
+        """Return whether a rank that waits for something that ends `at` has to wait now."""
+        return False
 
     def _level(self, one: int, other: int) -> Level:
         same = self._hosts[one] == self._hosts[other]
@@ -215,6 +229,8 @@ class Player:
         if what == "wait":
             if request not in self._ends[rank]:
                 self._waiting[rank, request] = True
+                return False
+            if self._is_early(rank, self._ends[rank][request][0]):
                 return False
             at, work = self._ends[rank].pop(request)
             self._clock[rank] = max(self._clock[rank], at)
@@ -263,6 +279,11 @@ class Player:
         if self._hosts[source] != self._hosts[target]:
             here, there = self._hosts[source], self._hosts[target]
             start = max(start, self._egress[here])
+            if (
+                message.nbytes > level.window
+                and max(self._ingress[here], self._egress[there]) > start + level.latency
+            ):
+                busy *= 2  # acknowledgements and data of the other way wait for each other
             self._egress[here] = start + busy
             first = max(start + level.latency, self._ingress[there])
             self._ingress[there] = message.arrival = first + busy
@@ -283,9 +304,10 @@ class Player:
         met = self._meetings.setdefault(key, {})
         if rank not in met:
             met[rank] = self._clock[rank], nbytes
-            for other in members:  # those that wait may go on
-                if other != rank and other in met:
-                    heapq.heappush(self._ready, (self._clock[rank], other))
+            if len(met) == len(members) or (collective in FROM_ROOT and rank == root):
+                for other in met:  # those that wait may go on
+                    if other != rank:
+                        heapq.heappush(self._ready, (self._clock[rank], other))
         needed = members
         if collective in FROM_ROOT:
             needed = [root]
@@ -301,12 +323,83 @@ class Player:
         return True
 
 
+class SharingPlayer(Player):
+    """One call on a machine whose ranks share cores.
+
+    A rank needs a core to do anything. It keeps it while it works, and for `spin` while it waits.
+    Then the rank that has waited longest for a core gets it.
+    """
+
+    def __init__(self, logs: Sequence[Sequence[Line]], hosts: Sequence[int], machine: Machine):
+        super().__init__(logs, hosts, machine)
+        counts = Counter(hosts)
+        self._spins = [counts[host] <= machine.cores for host in hosts]
+        self._core = [-1] * len(logs)  # of each rank
+        self._owner = [-1] * machine.cores
+        self._kept_until = [0.0] * machine.cores  # by an owner that waits; inf: it works
+        self._queue: deque[int] = deque()  # ranks that need a core
+
+    def play(self) -> float:
+        """As Player.play. Numbers below 0 on the heap are cores whose owners end their spin."""
+        heapq.heapify(self._ready)
+        while self._ready:
+            now, rank = heapq.heappop(self._ready)
+            if rank < 0:
+                if self._queue and self._kept_until[-1 - rank] <= now:
+                    self._give(-1 - rank, self._queue.popleft(), now)
+            elif self._at[rank] < len(self._logs[rank]) and self._has_core(rank, now):
+                self._clock[rank] = max(self._clock[rank], now)
+                self._kept_until[self._core[rank]] = math.inf
+                if self._step(rank) and self._at[rank] < len(self._logs[rank]):
+                    heapq.heappush(self._ready, (self._clock[rank], rank))
+                else:
+                    self._keep(rank)
+        self._check_end()
+        return max(self._clock, default=0.0)
+
+    def _is_early(self, rank: int, at: float) -> bool:
+        if at <= self._clock[rank]:
+            return False
+        heapq.heappush(self._ready, (at, rank))
+        return True
+
+    def _keep(self, rank: int) -> None:
+        """Let a rank that waits, or has ended, keep its core for as long as it spins."""
+        core, log, spin = self._core[rank], self._logs[rank], 0.0
+        if self._spins[rank] and self._at[rank] < len(log):
+            together = log[self._at[rank]][0] == "together"
+            spin = self._machine.spin_together if together else self._machine.spin
+        until = self._clock[rank] + spin
+        self._kept_until[core] = until
+        heapq.heappush(self._ready, (until, -1 - core))
+
+    def _has_core(self, rank: int, now: float) -> bool:
+        """Return whether a rank has a core; else it gets one now, or waits for one."""
+        if self._core[rank] >= 0:
+            return True
+        for core, until in enumerate(self._kept_until):
+            if until <= now:
+                self._give(core, rank, now)
+                return False
+        if rank not in self._queue:
+            self._queue.append(rank)
+        return False
+
+    def _give(self, core: int, rank: int, now: float) -> None:
+        former = self._owner[core]
+        if former >= 0:
+            self._core[former] = -1
+        self._owner[core], self._core[rank], self._kept_until[core] = rank, core, math.inf
+        start = max(self._clock[rank], now) + (self._machine.switch if former >= 0 else 0.0)
+        heapq.heappush(self._ready, (start, rank))
+
+
 def play(logs: Sequence[Sequence[Line]], hosts: Sequence[int], machine: Machine = STEPS) -> float:
     """Return the seconds that a recorded call takes on a machine. Raises DeadlockError.
 
     With the default, the number of messages on the longest chain.
     """
-    return Player(logs, hosts, machine).play()
+    return (SharingPlayer if machine.cores else Player)(logs, hosts, machine).play()
 
 
 CALLS = 4  # in a row

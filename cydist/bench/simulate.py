@@ -15,7 +15,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,21 @@ from cydist.bench.schedules import (
 from cydist.tuning import table as tuning_table
 
 RECORDED = 1024
+MOST_RECORDED_ACROSS = 256
 MOST_MESSAGES = 300_000  # of a recording; more take longer than a table is worth
 TOLERANCE = 0.3
+# How long waits keep a core, by src/transports/stream/stream_progress.pyx and the upper end of what
+# cydist/_native/sync.pxd says of SPINS.
+SPIN, SPIN_TOGETHER = 200e-6, 50e-6
 NEAR = 8  # a size is validated by a cell of at most so many times its bytes, or by so many less
 SIZES = "8,1Ki,64Ki,1Mi,16Mi,128Mi"
 EPILOG = """
-A price says "not validated" unless the file of constants has measured cells of the same collective,
-algorithm, kind of link (with --rate or without) and about the same size, all within 30 % of the
-model. --all prints such prices too, in brackets. Without --constants nothing is validated, and the
-constants are those of --latency, --overhead, --copying and --rate.
+A call is priced if the file of constants has measured cells of the same collective, algorithm, kind
+of link (with --rate or without) and about the same size, all within 30 % of the model, and some of
+them served to fit nothing. "off by 2.3" stands in place of a price where measured and predicted
+time of such a cell differ by up to that factor, "not measured" where there are none. --all prints
+these prices too, in brackets. Without --constants nothing is measured, and the constants are those
+of --latency, --overhead, --copying and --rate.
 scripts/validate-model measures constants and cells on namespaces of this machine.
 """
 
@@ -64,6 +70,9 @@ class Constants:
     cells: Sequence[Mapping[str, Any]]
     limited: Level | None = None  # between hosts, with the limit that cells have
     limit: float = 0.0  # bits per second
+    switch: float = 0.0
+    cores: int = 0  # that all ranks shared where cells were measured
+    header: Mapping[str, str] = field(default_factory=dict)  # of the measurement
 
     def together(self, collective: str, ranks: int, nbytes: int) -> float:
         """Return the seconds of a collective of a host's ranks through windows.
@@ -88,19 +97,32 @@ class Constants:
             between = replace(self.limited, wire=max(self.between.wire, wire))
         elif bits_per_second is not None:
             between = replace(between, wire=max(between.wire, 8 / bits_per_second))
-        return Machine(self.inside, between, self.together, cores)
+        if not cores:
+            return Machine(self.inside, between, self.together)
+        # What ranks of a host exchange is copied by the cores that all share.
+        copying = self.inside.copying + self.inside.wire / 2
+        inside = replace(self.inside, copying=copying, wire=0.0)
+        return Machine(
+            inside, between, self.together, cores, spin=SPIN, spin_together=SPIN_TOGETHER,
+            switch=self.switch,
+        )  # fmt: skip
 
-    def validated(self, key: Key, nbytes: int, limited: bool) -> bool:
-        """Return whether the model has predicted measured calls like this one."""
+    def doubt(self, key: Key, nbytes: int, limited: bool) -> str:
+        """Return why a call has no price; "" if the model has predicted measured calls like it."""
         near = [
-            cell["within"]
+            cell
             for cell in self.cells
             if (cell["op"], cell["algorithm"]) == key
             and (cell["rate"] is not None) == limited
             and max(nbytes, 8) <= NEAR * max(cell["bytes"], 8)
             and max(cell["bytes"], 8) <= NEAR * max(nbytes, 8)
         ]
-        return bool(near) and all(near)
+        if not any(cell["predicted"] for cell in near):
+            return "not measured"
+        if all(cell["within"] for cell in near):
+            return "only fitted" if all(cell.get("fitted") for cell in near) else ""
+        factors = [cell["measured"] / cell["predicted"] for cell in near if cell["predicted"]]
+        return f"off by {max(max(each, 1 / each) for each in factors):.1f}"
 
 
 def load(path: str) -> Constants:
@@ -114,6 +136,7 @@ def load(path: str) -> Constants:
         return Constants(
             Level(**found["inside"]), Level(**found["between"]), local, found["cells"],
             Level(**found["limited"]) if found.get("limited") else None, found.get("limit", 0.0),
+            found.get("switch", 0.0), found.get("cores", 0), found.get("header", {}),
         )  # fmt: skip
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
@@ -163,7 +186,9 @@ class Rounds:
             entries = math.ceil(self.count / each)
             chain = entries * outer + (self.count - entries) * inner
             # And each host's wire carries a message of every round.
-            return max(chain, self.count * self.nbytes * machine.between.wire + outer)
+            return max(
+                chain, self.count * self.nbytes * _wire(machine.between, self.nbytes) + outer
+            )
         return self.count * (outer if self.distance >= each else inner)
 
 
@@ -171,7 +196,12 @@ def _one_way(level: Level, nbytes: int, at_once: int) -> float:
     """Return the seconds of a message, one of `at_once` that share a wire."""
     asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
     ends = 2 * (level.overhead + nbytes * level.copying)
-    return ends + asked + level.latency + at_once * nbytes * level.wire
+    return ends + asked + level.latency + at_once * nbytes * _wire(level, nbytes)
+
+
+def _wire(level: Level, nbytes: int) -> float:
+    """Return the seconds of a byte on a link that is busy both ways."""
+    return level.wire * (2 if nbytes > level.window else 1)
 
 
 def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
@@ -210,9 +240,12 @@ def by_rounds(many: Sequence[Rounds], each: int, machine: Machine) -> float:
 @functools.lru_cache(maxsize=64)
 def _alone(collective: str, ranks: int, nbytes: int) -> list[list[Line]]:
     """Return the recorded call of ranks that share no memory, by the algorithm that it takes."""
+    return record(collective, _name_alone(collective, ranks, nbytes), range(ranks), nbytes)
+
+
+def _name_alone(collective: str, ranks: int, nbytes: int) -> str:
     even = collective not in (*tuning_table.UNSIZED, "all_to_all")
-    name = tuning_table.choose(collective, nbytes, ranks, False, even=even, commutative=True)
-    return record(collective, name, range(ranks), nbytes)
+    return tuning_table.choose(collective, nbytes, ranks, False, even=even, commutative=True)
 
 
 def composed(
@@ -227,9 +260,18 @@ def composed(
             seconds += play(_alone(collective, each, part), [0] * each, machine)
         else:
             shared = replace(machine.between, wire=at_once * machine.between.wire)
-            logs = _alone(collective, hosts, part)
-            seconds += play(logs, range(hosts), replace(machine, between=shared))
+            seconds += _across(collective, hosts, part, replace(machine, between=shared))
     return seconds
+
+
+def _across(collective: str, hosts: int, nbytes: int, machine: Machine) -> float:
+    """Return the seconds of a call of one rank on each host: recorded, or of many hosts by its
+    rounds, of which a ring has millions."""
+    name = _name_alone(collective, hosts, nbytes)
+    many = rounds((collective, name), hosts, nbytes) if hosts > MOST_RECORDED_ACROSS else None
+    if many is not None:
+        return by_rounds(many, 1, machine)
+    return play(_alone(collective, hosts, nbytes), range(hosts), machine)
 
 
 class NotPricedError(ValueError):
@@ -353,6 +395,8 @@ def main(arguments: Sequence[str]) -> int:
             rows += cells
             print(f"{op + ' ' + name:<28}" + "".join(f"{text(c, given.all):>16}" for c in cells),
                   flush=True)  # fmt: skip
+    if any(row["doubt"].startswith("off") for row in rows):
+        print("not priced: off by x, the model's error for measured calls like these")
     for reason in sorted({row["why"] for row in rows if row["why"]}):
         print(f"not priced: {reason}")
     report.save({"ranks": given.ranks, "hosts": given.hosts, "rows": rows}, given.json)
@@ -364,8 +408,11 @@ def main(arguments: Sequence[str]) -> int:
 def cell_of(
     key: Key, nbytes: int, places: Sequence[int] | None, given: argparse.Namespace, machine: Machine
 ) -> dict[str, Any]:
-    """Return a price, with whether it is validated, or why there is none."""
+    """Return a price, with why it does not count, or why there is none."""
     seconds, why = None, ""
+    doubt = given.constants.doubt(key, nbytes, given.rate is not None)
+    if doubt and not given.all:
+        return _row(key, nbytes, None, doubt, "")
     # Blocks have at least one element of 8 bytes each.
     whole = nbytes if key[0] in WHOLE else max(nbytes, 8 * given.ranks)
     try:
@@ -375,21 +422,24 @@ def cell_of(
         )  # fmt: skip
     except NotPricedError as error:
         why = str(error)
-    valid = given.constants.validated(key, nbytes, given.rate is not None)
+    return _row(key, nbytes, seconds, doubt, why)
+
+
+def _row(key: Key, nbytes: int, seconds: float | None, doubt: str, why: str) -> dict[str, Any]:
     return {
         "op": key[0], "algorithm": key[1], "bytes": nbytes, "seconds": seconds,
-        "validated": valid, "why": why,
+        "validated": not doubt, "doubt": doubt, "why": why,
     }  # fmt: skip
 
 
 def text(cell: Mapping[str, Any], everything: bool) -> str:
     """Return a cell of the table."""
+    if cell["doubt"] and not everything:
+        return str(cell["doubt"])
     if cell["seconds"] is None:
         return "-"
     number = f"{cell['seconds'] * 1e6:.4g}"
-    if cell["validated"]:
-        return number
-    return f"({number})" if everything else "not validated"
+    return number if cell["validated"] else f"({number})"
 
 
 def draw(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> None:
