@@ -1,4 +1,4 @@
-"""What a process has written to the sockets of each rank: counts in memory that others can read.
+"""Counts of the bytes that a process has written to each rank's sockets; others can read them.
 
 A count is of one link: the global rank of each of its peers, and then the bytes to each.
 """

@@ -23,8 +23,14 @@ COLOURS = {
     "grey": ("stroke", "#8d99a6", "#76828e"),
     "orange": ("stroke", "#c2701c", "#e8a35b"),
     "green": ("stroke", "#1d7f4e", "#5cc48f"),
+    "fourth": ("fill", "#7b4fb5", "#b99aea"),
+    "violet": ("stroke", "#7b4fb5", "#b99aea"),
     "red": ("stroke", "#b3302c", "#f0807a"),
 }
+# The fill of a stroke's colour.
+FILL_OF = {
+    "blue": "accent", "grey": "third", "orange": "second", "green": "good", "violet": "fourth",
+}  # fmt: skip
 
 
 class Drawing:
@@ -79,7 +85,7 @@ class Drawing:
         self._shapes.append(
             f'<polyline class="{kind}" points="{joined}" fill="none" stroke-width="{width:g}"/>'
         )
-        fill = {"blue": "accent", "grey": "third", "orange": "second", "green": "good"}[kind]
+        fill = FILL_OF[kind]
         self._shapes += [
             f'<circle class="{fill}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points
         ]

@@ -1,7 +1,7 @@
 """Write all figures of the documentation: `python docs/figures/make.py`.
 
 The plots come from the files in measurements/, each of which names its command and commit.
-two_ranks.json and four_ranks.json may be what `python -m cydist.bench --json` writes.
+two_ranks.json and four_ranks.json are medians of what `python -m cydist.bench --json` wrote.
 """
 
 from __future__ import annotations

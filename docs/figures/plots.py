@@ -10,8 +10,8 @@ from typing import Any
 from drawing import Drawing
 
 MEASUREMENTS = Path(__file__).parent / "measurements"
-FILLS = ("accent", "third", "second", "good")  # of libraries, cydist first
-STROKES = ("blue", "grey", "orange", "green")
+FILLS = ("accent", "third", "second", "good", "fourth")  # of libraries, cydist first
+STROKES = ("blue", "grey", "orange", "green", "violet")
 Times = dict[str, dict[str, dict[int, float]]]  # microseconds by library, call and bytes
 
 
@@ -30,16 +30,8 @@ def source(data: dict[str, Any]) -> str:
 def times_of(data: dict[str, Any]) -> Times:
     """Return the times in a file.
 
-    A file is what `python -m cydist.bench --json` writes, with a time for each library; or a table
-    with cydist's times, and their ratios to the fastest other library.
+    A file is what `python -m cydist.bench --json` writes, or several of them together.
     """
-    if "cells" not in data:
-        mine = {op: dict(zip(data["sizes"], row, strict=True)) for op, row in data["times"].items()}
-        theirs = {
-            op: {n: mine[op][n] / r for n, r in zip(data["sizes"], row, strict=True)}
-            for op, row in data["ratios"].items()
-        }
-        return {"cydist": mine, data["peers"]: theirs}
     found: Times = {}
     for cell in data["cells"]:
         for library, each in cell["participants"].items():
@@ -64,11 +56,12 @@ def legend(picture: Drawing, libraries: list[str]) -> None:
 
 
 def latency(data: dict[str, Any], ranks: str) -> Drawing:
-    """Draw the time of calls of 8 bytes: a bar for each library."""
+    """Draw the time of the shortest calls: a bar for each library."""
     found = times_of(data)
     libraries = list(found)
-    ops = [op for op, row in found["cydist"].items() if 8 in row]
-    values = {op: [found[name].get(op, {}).get(8) for name in libraries] for op in ops}
+    ops = list(found["cydist"])
+    shortest = {op: min(found["cydist"][op]) for op in ops}
+    values = {op: [found[name].get(op, {}).get(shortest[op]) for name in libraries] for op in ops}
     # A library that is far slower than cydist has a bar that is cut, so that the others differ.
     cut = 8 * max(row[0] for row in values.values() if row[0])
     most = min(cut, max(each for row in values.values() for each in row if each))
@@ -76,9 +69,11 @@ def latency(data: dict[str, Any], ranks: str) -> Drawing:
     picture = Drawing(
         760,
         96 + high * len(ops),
-        f"Time of an 8-byte call on {ranks}, by library: {', '.join(libraries)}",
+        f"Time of a short call on {ranks}, by library: {', '.join(libraries)}",
     )
-    picture.text(20, 28, f"8-byte calls on {ranks}: time per call, shorter is better", "ink bold")
+    sizes = " to ".join(str(n) for n in sorted({*shortest.values()}))
+    title = f"Calls of {sizes} bytes on {ranks}: time per call, shorter is better"
+    picture.text(20, 28, title, "ink bold")
     legend(picture, libraries)
     for row, op in enumerate(ops):
         y = 68 + high * row
@@ -91,8 +86,7 @@ def latency(data: dict[str, Any], ranks: str) -> Drawing:
             picture.rectangle(left, top, max(2, width), 17, kind, 2)
             text = microseconds(value) + (", bar cut" if value > most else "")
             picture.text(left + width + 8, top + 13, text, "muted", size=12)
-        ratio = values[op][0] / min(others)
-        text = f"{ratio:.2f} of its time" if len(others) == 1 else f"{ratio:.2f} of the fastest"
+        text = f"{values[op][0] / min(others):.2f} of the fastest"
         picture.text(744, y + 13, text, "ink", "end", 12)
     picture.text(20, 86 + high * len(ops), source(data), "muted", size=11)
     return picture

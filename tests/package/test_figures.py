@@ -58,19 +58,30 @@ def test_measurements_say_where_they_come_from(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["two_ranks", "four_ranks"])
 def test_tables_have_the_measurements(name: str) -> None:
-    """performance.md's tables have the times, and in brackets the ratios, of the plots."""
+    """performance.md's tables have the medians of cydist in the plots, and in brackets their ratios
+    to the fastest other library's."""
     data = json.loads((FIGURES / f"measurements/{name}.json").read_text())
-    units = {"µs": 1, "ms": 1000}
-    for op, times in data["times"].items():
-        rows = [
-            re.findall(r"([\d.]+) (µs|ms) \(([\d.]+)\)", line)
-            for line in re.findall(rf"^\| {op} \|(.*)$", PAGE, re.M)
-        ]
-        ratios = [[float(ratio) for _, _, ratio in row] for row in rows]
-        assert data["ratios"][op] in ratios
-        shown = rows[ratios.index(data["ratios"][op])]
-        found = [float(value) * units[unit] for value, unit, _ in shown]
-        assert found == pytest.approx(times, rel=0.005)
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for cell in data["cells"]:
+        medians = {name: each["median"] * 1e6 for name, each in cell["participants"].items()}
+        ours = medians.pop("cydist")
+        if cell["bytes"]:
+            rows.setdefault(cell["op"], []).append((ours, ours / min(medians.values())))
+    assert len(rows) == 6
+    for op, row in rows.items():
+        lines = re.findall(rf"^\| {op} \|(.*)$", PAGE, re.M)
+        tables = [re.findall(r"([\d.]+) (µs|ms) \(([\d.]+)\)", line) for line in lines]
+        assert any(shows(table, row) for table in tables), op
+
+
+def shows(found: list[tuple[str, str, str]], row: list[tuple[float, float]]) -> bool:
+    """Return whether a table's row has these microseconds and ratios, as rounded there."""
+    units = {"µs": 1.0, "ms": 1000.0}
+    return len(found) == len(row) and all(
+        float(value) == pytest.approx(time / units[unit], rel=0.005, abs=0.0051)
+        and float(ratio) == pytest.approx(exact, abs=0.0051)
+        for (value, unit, ratio), (time, exact) in zip(found, row, strict=True)
+    )
 
 
 def test_plots_take_what_the_benchmark_saves(drawn: dict[str, Any]) -> None:
