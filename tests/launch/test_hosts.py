@@ -461,8 +461,10 @@ class Start:
     def refuse(self, script: str, *options: str, key: str = "key", **env: str) -> str:
         """Return the last words of a launcher of host 1 that is refused."""
         other = self.others(1, script, *options, key=key, env=env)
-        while other.poll() is None:
-            self.serve()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hosts, "REFUSED_SECONDS", 60.0)  # the launcher may need long to end
+            while other.poll() is None:
+                self.serve()
         ((code, _, err),) = ends(other)
         assert code == 1
         return err
