@@ -465,6 +465,8 @@ class Start:
             patch.setattr(hosts, "REFUSED_SECONDS", 60.0)  # the launcher may need long to end
             while other.poll() is None:
                 self.serve()
+        patience = time.monotonic() + hosts.REFUSED_SECONDS
+        self.zero._refused_until = dict.fromkeys(self.zero._refused_until, patience)
         ((code, _, err),) = ends(other)
         assert code == 1
         return err
