@@ -25,6 +25,7 @@ from transport_ranks import (
     Ranks,
     descriptors,
     done,
+    eventually,
     has_ipv6,
     run,
     soon,
@@ -286,6 +287,23 @@ def test_a_link_without_descriptors_is_not_made(left: int) -> None:
     for fd in again:
         os.close(fd)
     assert caught.value.errno == errno.EMFILE
+
+
+def test_a_connection_that_comes_as_the_link_closes_is_accepted() -> None:
+    """The link closes before the listeners. A connection that comes in between may get the number
+    of the descriptor through which the link asked for connections."""
+    one = Connections(0, 1, host="127.0.0.1", job="j", secret=SECRET)
+    with closing(one), ExitStack() as opened:
+        one.connect([one.address()])
+        number = one.link.wanted_fd
+        one.link.close()
+        client = opened.enter_context(socket.socket())
+        while (fd := os.open(os.devnull, os.O_RDONLY)) != number:
+            assert fd < number
+            opened.callback(os.close, fd)
+        os.close(fd)
+        client.connect(endpoint(one))
+        eventually(lambda: one.pending_peers() == 1)
 
 
 def test_no_descriptor_left(tcp: Callable[[int], Ranks]) -> None:

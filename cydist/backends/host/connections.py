@@ -94,6 +94,7 @@ class Connections:
         self._found: dict[int, str] | None = None
         self._asking = False
         self._stopping = False
+        self._wanted_fd = -1
         self._thread: threading.Thread | None = None
         self.link = TcpLink(rank, size, len(places))
         self._selector = selectors.DefaultSelector()
@@ -170,7 +171,10 @@ class Connections:
         """Learn where the peers are, as far as this rank has to know, without connecting."""
         self.link.share_cores(len(peers.beside(self._rank)))
         self.link.know_hosts(peers.hosts, self._peer_timeout)
-        self._selector.register(self.link.wanted_fd, selectors.EVENT_READ)
+        # A copy, since the link closes its own while it is still watched here. A connection that
+        # comes then may get the number.
+        self._wanted_fd = os.dup(self.link.wanted_fd)
+        self._selector.register(self._wanted_fd, selectors.EVENT_READ)
         self._peers = peers
         self._wake_thread()
 
@@ -246,6 +250,9 @@ class Connections:
             if attempt.connecting is not None:
                 attempt.connecting.sock.close()
         self._attempts.clear()
+        if self._wanted_fd >= 0:
+            os.close(self._wanted_fd)
+            self._wanted_fd = -1
         self._wake.close()
         self._waker.close()
 
