@@ -99,7 +99,7 @@ class Constants:
             between = replace(between, wire=max(between.wire, 8 / bits_per_second))
         if not cores:
             return Machine(self.inside, between, self.together)
-        # What ranks of a host exchange is copied by the cores that all share.
+        # The cores that all ranks share copy the bytes that ranks of a host exchange.
         copying = self.inside.copying + self.inside.wire / 2
         inside = replace(self.inside, copying=copying, wire=0.0)
         return Machine(

@@ -53,7 +53,7 @@ With --transport tcp what is measured is this machine's loopback.
 
 With --job, run it as every rank of a job of torchrun, cydistrun, mpirun, srun or another launcher:
   torchrun --nnodes 2 --nproc-per-node 4 ... -m cydist.bench --tune --job
-What it finds counts for groups whose ranks are spread over hosts in the same way, such as four on
+Its results count for groups whose ranks are spread over hosts in the same way, such as four on
 each of two hosts ("2x4"), and with the ranks of each host consecutive or not. It is saved on rank
 0's host. Both passes run in the job's processes.
 """

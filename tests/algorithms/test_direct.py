@@ -241,6 +241,3 @@ def test_a_reader_that_comes_too_late(trial: int, monkeypatch: pytest.MonkeyPatc
         run_threads(body, 2)
     except dist.DistError:
         pass  # of the reader
-    finally:
-        monkeypatch.undo()
-        tuning_table.reload()

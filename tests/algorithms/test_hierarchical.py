@@ -273,7 +273,7 @@ def test_rows_measured_on_one_host_do_not_hold_on_several():
 
 
 def test_rows_measured_on_several_hosts_hold_for_their_placement():
-    """What --tune found on two hosts of two ranks counts there, and on no other placement."""
+    """Results of --tune on two hosts of two ranks count there, and on no other placement."""
     rule = tuning_table.Rule("all_reduce", "lanes")
     shipped = ("all_reduce", "leaders")
     tuning_table.use_rules({("all_reduce", 4, False, "2x2"): [rule]}, {})

@@ -32,9 +32,7 @@ def setting(monkeypatch):
         monkeypatch.setenv(name, value)
         tuning_table.reload()
 
-    yield put
-    monkeypatch.undo()
-    tuning_table.reload()
+    return put
 
 
 @pytest.fixture(params=ALGORITHMS, ids="-".join)

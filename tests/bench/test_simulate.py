@@ -118,7 +118,7 @@ MEASURED = Path(__file__).resolve().parents[2] / "docs/figures/measurements/host
 
 
 def test_the_model_says_what_the_documents_say() -> None:
-    """Of the saved cells that no constant was fitted to, so many are within 30 %, as in
+    """So many of the saved cells that no constant was fitted to are within 30 %, as in
     docs/dev/algorithms.md, and all of 1 MiB at 1 Gbit/s; the file has today's predictions."""
     known = load(str(MEASURED))
     held = [cell for cell in known.cells if not cell["fitted"]]

@@ -446,7 +446,7 @@ dist.destroy_process_group()
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("hosts_can_be_made")
 def test_a_job_of_two_hosts_is_tuned(tmp_path: Path) -> None:
-    """What a job of several hosts measures is saved with its placement, in the order of times, and
+    """A job of several hosts saves its measurements with the placement, in the order of times, and
     among the algorithms are those for hosts."""
     output, figures = tmp_path / "tuning.json", tmp_path / "figures.json"
     command = [*JOB, "--ops", "all_reduce", "--sizes", "8,64Ki", "--output", output,
@@ -502,7 +502,7 @@ def test_all_hosts_use_what_rank_0_knows(tmp_path: Path) -> None:
 
 
 def test_a_wrong_option_ends_all_ranks_of_a_job(tmp_path: Path) -> None:
-    """What only rank 0 finds wrong ends the other ranks, too, without an error of theirs."""
+    """A fault that only rank 0 finds ends the other ranks, too, without an error of theirs."""
     done = subprocess.run(
         [sys.executable, "-m", "cydist.run", "--nproc-per-node", "2", *JOB, "--output", tmp_path],
         capture_output=True, text=True, timeout=LIMIT, check=False,

@@ -366,7 +366,7 @@ FAILURES = ["raises", "is-slow", "differs", "is-absent"]
 @pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize("name", ["all_reduce", "reduce", "scan"])
 def test_all_ranks_name_the_call_by_one_number(transport: str, name: str, how: str) -> None:
-    """Whatever part of the call fails: the program knows the call, and not its parts."""
+    """Also if a part of the call fails: the program knows the call, and not its parts."""
     over = threading.Event()
 
     def body(rank: int) -> str:

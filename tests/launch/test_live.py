@@ -171,7 +171,7 @@ def test_a_rank_that_is_not_in_the_table_is_named() -> None:
 
 
 def test_sums_of_two_countings_are_not_compared() -> None:
-    """A launcher that was not asked for long counts anew: no rate of its ranks is shown."""
+    """A launcher that was not asked for long counts from 0: no rate of its ranks is shown."""
     then = {0: Counted(1, 5, {0: totals(9, 0, {})}), 1: Counted(1, 5, {1: totals(9, 0, {})})}
     now = {
         0: Counted(1, 9, {0: totals(10, 0, {})}), 1: Counted(7, 9, {1: totals(1, 0, {})}),

@@ -1,4 +1,4 @@
-"""What `cydist` and `cydistrun --report-hangs` show of a job on two hosts that share no processes.
+"""Reports of `cydist` and `cydistrun --report-hangs` on a job of two hosts that share no processes.
 
 The hosts are namespaces of this machine, with names and directories of their own.
 """
@@ -52,7 +52,7 @@ class Job:
         )  # fmt: skip
 
     def await_said(self, node: int, command: str, pattern: str) -> str:
-        """What a command prints on a host, once it shows what is expected."""
+        """The output of a command on a host, once it shows what is expected."""
         until = time.monotonic() + DEADLINE
         while True:
             out, errors = self._start(
@@ -63,7 +63,7 @@ class Job:
             assert time.monotonic() < until, (text, errors)
 
     def await_report(self) -> bytes:
-        """What host 0's launcher prints, until the stacks of the late rank come."""
+        """The output of host 0's launcher, until the stacks of the late rank come."""
         stderr = self.launchers[0].stderr
         assert stderr is not None
         seen, until = b"", time.monotonic() + DEADLINE

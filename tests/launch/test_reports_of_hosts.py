@@ -207,7 +207,7 @@ def test_a_hang_is_reported_once(launcher: Launcher, limits: str, late: int) -> 
 
 
 def read_until(process: subprocess.Popen[bytes], words: bytes) -> bytes:
-    """What a launcher prints on stderr until these words come."""
+    """A launcher's lines on stderr until these words come."""
     assert process.stderr is not None
     seen, until = b"", time.monotonic() + DEADLINE
     while words not in seen:

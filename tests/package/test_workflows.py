@@ -1,4 +1,4 @@
-"""What builds and tests elsewhere: GitHub's workflows and cibuildwheel; neither was run so far."""
+"""Builds and tests elsewhere: GitHub's workflows and cibuildwheel; neither was run so far."""
 
 from __future__ import annotations
 

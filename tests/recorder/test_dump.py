@@ -326,7 +326,7 @@ def test_a_blocking_call_has_no_other_caller() -> None:
 
 
 def test_bytes_through_sockets_are_counted_by_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of messages and their headers, also after the link has been closed."""
+    """Bytes of messages and their headers, also after the link has been closed."""
     monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
     sizes = {(0, 1): 3_000_000, (1, 2): 1_000_000, (2, 0): 10}
     before = recorder.sent_bytes()

@@ -86,8 +86,8 @@ def test_the_late_rank_is_named() -> None:
 
 
 def test_overlap_is_the_share_without_waits_of_the_caller() -> None:
-    """Of the time of asynchronous collectives; waits of the thread that runs them do not count, nor
-    do other calls. Several threads that wait for one count once."""
+    """A share of the time of asynchronous collectives. Waits of the thread that runs them do not
+    count, nor do other calls. Several threads that wait for one count once."""
     calls = [call("all_reduce", 1, 0, 60 * MS, asynchronous=True, waited_ns=50 * MS,
                   caller_waited_ns=10 * MS),
              call("all_reduce", 2, 60 * MS, 80 * MS, asynchronous=True, caller_waited_ns=90 * MS),
