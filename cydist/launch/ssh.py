@@ -319,6 +319,7 @@ class _Starter:
 
         def on_greeting(greeting: dict[str, Any]) -> None:
             remote.greeting = greeting
+            self._output.read_all(remote.err)  # the text of ssh came first, and may be read later
             errors.shown = True
             if all(each.greeting for each in self._remotes):
                 self._order_all()

@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from extra_values import more
@@ -16,7 +17,9 @@ from launched_hosts import SUM, ends, first_failures, said, without_notices
 from transport_ranks import free_port
 
 from cydist.errors import RendezvousError
-from cydist.launch.options import DEFAULT_PORT, ListedHost, listed_hosts
+from cydist.launch import ssh
+from cydist.launch.options import DEFAULT_PORT, LaunchOptions, ListedHost, listed_hosts
+from cydist.launch.output import Tail
 from cydist.launch.ssh import is_local, master_address, ssh_command
 
 if TYPE_CHECKING:
@@ -70,6 +73,28 @@ def test_one_command_starts_a_job(launcher: Launcher) -> None:
         "[2] 2 1 4 2 1 3 127.0.0.1 None '' True [6.0, 10.0, 14.0]",
         "[3] 3 0 4 1 2 3 127.0.0.1 user@b '' True [6.0, 10.0, 14.0]",
     ]
+
+
+def test_text_of_ssh_that_is_read_after_the_greeting_is_left_out(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It was written before, but a busy launcher may read stdout first."""
+    (out, to_out), (err, to_err) = os.pipe(), os.pipe()
+    remote: Any = SimpleNamespace(name="a", greeting=None, words=Tail(), out=out, err=err)
+    later: Any = SimpleNamespace(name="b", greeting=None)
+    options = LaunchOptions(("x",), hosts=listed_hosts("a:1,b:1", "1"))
+    starter = ssh._Starter(options)
+    starter._remotes = [remote, later]
+    starter._watch(remote)
+    os.write(to_err, b"Warning: a banner\n")
+    os.write(to_out, ssh.GREETING + b"{}\n")
+    os.close(to_out)
+    os.close(to_err)
+    starter._output.read(out)
+    assert remote.greeting == {}
+    starter._output.finish()
+    assert "Warning: a banner" in remote.words.bytes().decode()
+    assert capfd.readouterr().err == ""
 
 
 def test_one_host_elsewhere(launcher: Launcher) -> None:
