@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +19,6 @@ from json_schema import violations
 import cydist as dist
 from cydist import executor, recorder
 from cydist._native import fast_collectives
-from cydist.recorder import sent_counts
 from cydist.testing import run_threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,23 +348,39 @@ def test_bytes_through_sockets_are_counted_by_peer(monkeypatch: pytest.MonkeyPat
     assert found == after
 
 
-def test_counts_of_closed_links_take_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_of_closed_links_take_no_room(tmp_path: Path) -> None:
     """However many there were: one file for all of them, and no descriptor."""
-    monkeypatch.setenv("CYDIST_TRANSPORT", "tcp")
-    monkeypatch.setenv("CYDIST_RUN_FILES", str(tmp_path))
+    environ = {**os.environ, "CYDIST_TRANSPORT": "tcp", "CYDIST_RUN_FILES": str(tmp_path)}
+    # In a process of its own: its descriptors and links are not those of other tests.
+    found = subprocess.run(
+        [sys.executable, "-c", CLOSED_LINKS], env=environ, capture_output=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr.decode()
 
-    def body(rank: int) -> None:
-        dist.all_reduce(np.ones(1000))
 
+CLOSED_LINKS = """
+import os
+import numpy as np
+import cydist as dist
+from cydist import recorder
+from cydist.recorder import sent_counts
+from cydist.testing import run_threads
+
+directory = os.environ["CYDIST_RUN_FILES"]
+
+def body(rank):
+    dist.all_reduce(np.ones(1000))
+
+run_threads(body, 2, "tcp")
+before, descriptors = recorder.sent_bytes(), len(os.listdir("/proc/self/fd"))
+for _ in range(5):
     run_threads(body, 2, "tcp")
-    before, descriptors = recorder.sent_bytes(), len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        run_threads(body, 2, "tcp")
-    names = [each.name for each in tmp_path.iterdir() if each.name.startswith("sent-")]
-    assert names == [f"sent-{os.getpid()}-0"]
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
-    after = recorder.sent_bytes()
-    assert all(after[rank] >= before[rank] + 5 * 8000 for rank in range(2))
-    assert sent_counts.of_process(str(tmp_path), os.getpid()) == after
+names = [name for name in os.listdir(directory) if name.startswith("sent-")]
+assert names == [f"sent-{os.getpid()}-0"], names
+now = os.listdir("/proc/self/fd")
+assert len(now) <= descriptors, (now, descriptors)
+after = recorder.sent_bytes()
+assert all(after[rank] >= before[rank] + 5 * 8000 for rank in range(2)), (before, after)
+in_files = sent_counts.of_process(directory, os.getpid())
+assert in_files == after, (in_files, after)
+"""
