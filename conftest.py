@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -178,13 +179,11 @@ def transport_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None, None, None]:
-    """Let no settings of a test choose algorithms in the next one: what they chose is cached."""
-    names = ("CYDIST_ALGORITHM", "CYDIST_DETERMINISTIC", "CYDIST_SEGMENT_BYTES")
-    changed = any(name in os.environ for name in names)
-    yield  # pytest.MonkeyPatch takes them back
-    if changed:
-        from cydist.tuning import table
-
+    """Let no test choose algorithms in the next one: settings and tuning files are cached."""
+    yield  # pytest.MonkeyPatch takes settings back
+    table = sys.modules.get("cydist.tuning.table")
+    if table is not None:
+        table.use_rules({}, {})
         table.reload()
 
 
