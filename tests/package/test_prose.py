@@ -50,6 +50,13 @@ def test_sentences_begin_with_the_thing(page: Path) -> None:
     assert [each for each in found if not each.endswith("?")] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_powers_are_no_bold_text(page: Path) -> None:
+    """2**64 outside code is 264 on the page, and what follows is bold: write 2<sup>64</sup>."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+    assert re.findall(r"\d\*\*\d+", text) == []
+
+
 @pytest.mark.parametrize("page", USER_PAGES, ids=name)
 def test_pages_use_the_words_of_the_field(page: Path) -> None:
     """A page for users has no private word and no commit; cydist acts in it, not "we"."""
