@@ -50,6 +50,14 @@ def test_sentences_begin_with_the_thing(page: Path) -> None:
     assert [each for each in found if not each.endswith("?")] == []
 
 
+@pytest.mark.parametrize("page", USER_PAGES, ids=name)
+def test_semicolons_stand_in_lists_only(page: Path) -> None:
+    """And in tables: in a paragraph each claim is a sentence."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+    text = re.sub(r"^( *\||#|  |[-*] |\d+\. ).*$", "", text, flags=re.M)
+    assert re.findall(r".*;.*", text) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_powers_are_no_bold_text(page: Path) -> None:
     """2**64 outside code is 264 on the page, and what follows is bold: write 2<sup>64</sup>."""
