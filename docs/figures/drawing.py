@@ -1,8 +1,16 @@
-"""Shapes of a drawing as SVG, in colours for light and for dark pages."""
+"""Shapes of a drawing as SVG, in colours for light and for dark pages.
+
+A drawing is 400 units wide, with text of 12 units and more: a phone shows it without zooming.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from html import escape
+
+WIDTH = 400
+LEAST = 12  # size of the smallest text
+SHOWN = 1.3  # pixels for each unit, where the page is wide enough
 
 # Class: property, and its value on a light and on a dark page.
 COLOURS = {
@@ -34,10 +42,10 @@ FILL_OF = {
 
 
 class Drawing:
-    """A picture of `width` by `height` units, with a description for those who cannot see it."""
+    """A picture of `height` units, with a description for those who cannot see it."""
 
-    def __init__(self, width: int, height: int, description: str) -> None:
-        self._size = width, height
+    def __init__(self, height: float, description: str) -> None:
+        self._height = height
         self._description = description
         self._shapes: list[str] = []
 
@@ -60,11 +68,19 @@ class Drawing:
         self, x: float, y: float, text: str, kind: str = "ink", at: str = "start", size: int = 14
     ) -> None:
         """Write one line; `at` is start, middle or end."""
+        assert size >= LEAST, text
         bold = ' font-weight="600"' if "bold" in kind else ""
         self._shapes.append(
             f'<text class="{kind.replace("bold", "").strip()}" x="{x:g}" y="{y:g}" '
             f'text-anchor="{at}" font-size="{size}"{bold}>{escape(text)}</text>'
         )
+
+    def lines(self, x: float, y: float, text: str, kind: str = "muted", size: int = LEAST) -> float:
+        """Write text in as many lines as it needs, and return where the next would be."""
+        for line in textwrap.wrap(text, int((WIDTH - 2 * x) / (0.53 * size))):
+            self.text(x, y, line, kind, size=size)
+            y += 1.35 * size
+        return y
 
     def line(
         self, x: float, y: float, x2: float, y2: float, kind: str = "line", more: str = ""
@@ -92,7 +108,7 @@ class Drawing:
 
     def written(self) -> str:
         """Return the picture as SVG."""
-        width, height = self._size
+        height = round(self._height)
         light, dark = (
             "".join(f".{name}{{{each[0]}:{each[which]}}}" for name, each in COLOURS.items())
             for which in (1, 2)
@@ -108,8 +124,8 @@ class Drawing:
         )
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-                f'width="{width}" height="{height}" role="img">',
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+                f'width="{WIDTH * SHOWN:g}" height="{height * SHOWN:g}" role="img">',
                 f"<title>{escape(self._description)}</title>",
                 f"<style>{style}</style><defs>{head}</defs>",
                 *self._shapes,

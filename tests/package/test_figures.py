@@ -47,6 +47,19 @@ def test_every_figure_is_shown(drawn: dict[str, Any]) -> None:
     assert set(shown) == set(drawn)
 
 
+@pytest.mark.parametrize("file", sorted(FIGURES.glob("*.svg")), ids=lambda file: file.stem)
+def test_a_phone_shows_the_figures(file: Path) -> None:
+    """Text has at least a 33rd of the width, no line begins left of the picture, and there are
+    colours for dark pages."""
+    text = file.read_text()
+    box = re.search(r'viewBox="0 0 (\d+) \d+"', text)
+    assert box is not None
+    assert int(box[1]) <= 400
+    assert min(map(int, re.findall(r'font-size="(\d+)"', text))) >= 12
+    assert min(map(float, re.findall(r'<text [^>]* x="([-\d.]+)"', text))) >= 0
+    assert "prefers-color-scheme:dark" in text
+
+
 @pytest.mark.parametrize("file", MEASUREMENTS, ids=lambda file: file.stem)
 def test_measurements_say_where_they_come_from(file: Path) -> None:
     """Each file has the command, the commit and the machine."""
