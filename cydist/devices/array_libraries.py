@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -39,6 +40,7 @@ class ArrayLibrary(ABC):
     """
 
     name: str
+    keeps_captured_memory = False  # what is allocated in a capture belongs to the graph
 
     @abstractmethod
     def owns(self, owner: object) -> bool:
@@ -185,7 +187,18 @@ def is_capturing(device: int) -> bool:
 
 def allocate(nbytes: int, like: Array) -> Array:
     """Allocate `nbytes` on the device of an array, with its library."""
-    return library_of(like).allocate(like.device_index, max(nbytes, 1))
+    library, device = library_of(like), like.device_index
+    made = library.allocate(device, max(nbytes, 1))
+    if not library.keeps_captured_memory and library.is_capturing(device):
+        _captured.__dict__.setdefault("memory", []).append(made)
+    return made
+
+
+def take_captured_memory() -> list[Array]:
+    """Return what this thread has allocated for the CUDA graph that is being captured. The graph
+    uses it whenever it runs, so the caller keeps it."""
+    found: list[Array] = _captured.__dict__.pop("memory", [])
+    return found
 
 
 def copy(into: Array, source: Array) -> None:
@@ -343,6 +356,7 @@ class Torch(ArrayLibrary):
     """torch, which works on tensors that share an array's memory."""
 
     name = "torch"
+    keeps_captured_memory = True  # a capture has a pool of its own
 
     def __init__(self) -> None:
         self._torch: Any = importlib.import_module("torch")
@@ -437,6 +451,7 @@ _KINDS: dict[str, type[ArrayLibrary]] = {"cupy": Cupy, "torch": Torch}
 _libraries: dict[str, ArrayLibrary | None] = {}
 _last: ArrayLibrary | None = None  # the owner of the last array
 _others: set[str] = set()
+_captured = threading.local()
 
 
 def register(library: ArrayLibrary) -> None:

@@ -169,7 +169,6 @@ cdef class Enqueuer:
         flight.event = event
         if async_op:
             return self.new_work(group, flight, [result], [current], library, False, source)
-        flight.reusable = True
         return None
 
     cdef int order_after(self, object current) except -1:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from cydist import config
-from cydist.backends.nccl.binding import INSTALL, Binding, CupyNccl, abort_all, version_text
+from cydist.backends.nccl.binding import INSTALL, Binding, CupyNccl, end_all, version_text
 from cydist.backends.nccl.bootstrap import current_gpu, store_exchange
 from cydist.backends.nccl.group import make
 from cydist.backends.nccl.host_group import ControlGroup
@@ -51,7 +51,7 @@ def binding() -> Binding:
 
     def end() -> None:
         if os.getpid() == pid:
-            abort_all()
+            end_all()
 
     # Communicators that still exist at the interpreter's end are ended here, not by the garbage
     # collector.

@@ -7,11 +7,12 @@ import os
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist._native import CallRecord
-from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE
+from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE, REVOKE_SECONDS
 from cydist.backends.nccl.call_check import CallCheck, CallsDiffer, HostNoteChannel
 from cydist.backends.nccl.watchdog import WATCHDOG, GroupWatch
 from cydist.errors import (
@@ -78,6 +79,8 @@ class FailureHandler:
             self, CallCheck(HostNoteChannel(host)) if group.size() > 1 else None
         )
         WATCHDOG.add(self.watch)
+        idle = weakref.WeakMethod(self.is_idle)
+        comm.is_idle = lambda: (ask := idle()) is not None and ask()
 
     # Events from the watchdog.
 
@@ -97,6 +100,8 @@ class FailureHandler:
         """Fail the group because the call's deadline has passed."""
         call_check = self.watch.call_check
         text = f"{self._describe(call)}: timeout: the GPU has not come past it"
+        if blocked := WATCHDOG.blocked_seconds:
+            text += f", and CUDA has not answered for {blocked:.3g} s"
         ranks: tuple[int, ...] = ()
         if call_check is not None and call.seq > call_check.before_reached:
             before = self._rank_before()
@@ -270,19 +275,30 @@ class FailureHandler:
         """End the communicator, and return whether NCCL has returned within ABORT_SECONDS."""
         ending = self._ending(abort=abort)
         _join(ending)
-        return not ending.is_alive()
+        return ending.is_set()
 
-    def _ending(self, *, abort: bool) -> threading.Thread:
-        """Return a thread that ends the communicator."""
+    def is_idle(self) -> bool:
+        """Return whether no call is under way and the group is well. Graphs with captured calls may
+        run at any time."""
+        with contextlib.suppress(Exception):
+            self._gpu.adopt()
+        self.watch.query()
+        watch = self.watch
+        return self._group.error is None and watch.oldest is None and watch.captured is None
+
+    def _ending(self, *, abort: bool) -> threading.Event:
+        """End the communicator on its own thread. Return the event of its end."""
         comm, gpu = self._comm, self._gpu
         # Checked here, since this thread may itself be in a call.
         nobody = self._wait_until_left(0.0)
 
-        def run() -> None:
-            # The communicator must not vanish under a thread that is about to call NCCL. But a
-            # thread that hangs in NCCL returns only through the abort.
-            if not nobody:
-                self._wait_until_left(CALL_SECONDS)
+        def end() -> None:
+            # An abort frees the communicator, so no thread may be in one of its calls. A thread
+            # that hangs in NCCL returns only if the call is ended: by a revoke, which frees
+            # nothing, or, with an older NCCL, by the abort.
+            left = nobody or self._wait_until_left(CALL_SECONDS)
+            if abort and not left and comm.revoke():
+                self._wait_until_left(REVOKE_SECONDS)
             # A new thread is on GPU 0 at first, and would leave a context there.
             with contextlib.suppress(Exception):  # the thread goes on if that fails
                 gpu.adopt()
@@ -291,9 +307,7 @@ class FailureHandler:
             else:
                 comm.destroy()
 
-        thread = threading.Thread(target=run, name="cydist-nccl-end", daemon=True)
-        thread.start()
-        return thread
+        return comm.end_on_thread(end)
 
     def _wait_until_left(self, seconds: float) -> bool:
         """Wait until no other thread is in a call. New calls are refused by now."""
@@ -360,7 +374,7 @@ def describe_call(call: CallRecord) -> str:
     return f"{call.name} #{call.seq}" if call.seq else call.name
 
 
-def _join(ending: threading.Thread) -> None:
+def _join(ending: threading.Event) -> None:
     """Wait for a communicator's end, except in the watchdog's thread, which has other groups."""
     if threading.current_thread().name != "cydist-nccl-watch":
-        ending.join(ABORT_SECONDS)
+        ending.wait(ABORT_SECONDS)

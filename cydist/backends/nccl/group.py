@@ -171,7 +171,6 @@ class NcclGroup(ProcessGroup):
                 flight, capturing = self.enqueuer.enqueue(
                     call, array, [stream], stream, body, result
                 )
-                flight.reusable = not capturing
                 if own and not capturing:
                     # Later work of this stream runs after the call, so the library may reuse the
                     # memory.

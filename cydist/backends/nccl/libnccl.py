@@ -74,6 +74,11 @@ class LibNccl:
         if find is not None:
             find(op, comm)
 
+    def revoke(self, comm: int) -> bool:
+        """Call ncclCommRevoke, which NCCL has from 2.28 on; return whether it has succeeded."""
+        find = self._find("ncclCommRevoke", ctypes.c_void_p, ctypes.c_int)
+        return find is not None and find(comm, 0) == 0
+
     def finalize(self, comm: int) -> None:
         """Call ncclCommFinalize, if it exists: started calls are completed."""
         find = self._find("ncclCommFinalize", ctypes.c_void_p)

@@ -124,6 +124,17 @@ class Nccl4pyCommunicator(EndsOnce):
             if not self._ended:
                 self._nccl.red_op_destroy(op, self._comm)
 
+    def revoke(self) -> bool:
+        revoke = getattr(self._nccl, "comm_revoke", None)  # NCCL has it from 2.28 on
+        with self._lock:
+            if self._ended or revoke is None:
+                return False
+            try:
+                revoke(self._comm, 0)
+            except Exception:  # the loaded library has none, or refuses it
+                return False
+        return True
+
     def abort(self) -> None:
         self._end(lambda: self._nccl.comm_abort(self._comm))
 

@@ -143,7 +143,7 @@ def test_an_end_under_way_is_waited_for(alone: Any, monkeypatch: pytest.MonkeyPa
     assert begun.wait(20)
     second.start()
     try:
-        binding.abort_all()
+        binding.end_all()
         assert alone in binding.alive
         second.join(0.05)
         assert second.is_alive()

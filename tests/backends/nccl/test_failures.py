@@ -237,11 +237,10 @@ def test_the_others_are_told_before_an_abort_that_hangs(
             assert "the default group was aborted" in text
         stuck.clear()
         with monkeypatch.context() as patch:
-            hanging = SimpleNamespace(
-                abort=lambda: stuck.wait(fake_gpu_threaded.DEADLINE), calls=threading.RLock()
-            )
+            hanging = binding.EndsOnce()
+            vars(hanging)["abort"] = lambda: stuck.wait(fake_gpu_threaded.DEADLINE)
             patch.setattr(binding, "alive", [hanging])
-            binding.abort_all()  # comes back
+            binding.end_all()  # comes back
     finally:
         stuck.set()
 
@@ -423,7 +422,7 @@ def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
         dist.destroy_process_group(group)
         return group.gpu.users
 
-    ours = {"cydist-nccl-init", "cydist-nccl-watch", "cydist-nccl-end", "cydist-future"}
+    ours = {"cydist-nccl-init", "cydist-nccl-query", "cydist-nccl-end", "cydist-future"}
     assert run_threads(body, 2, "nccl") == [ours] * 2
 
 

@@ -117,7 +117,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
         assert inside.wait(fake_gpu_threaded.DEADLINE)
         with monkeypatch.context() as patch:
             patch.setattr(binding, "alive", {group.comm})
-            exiting = threading.Thread(target=binding.abort_all)
+            exiting = threading.Thread(target=binding.end_all)
             exiting.start()
             fake_gpu_threaded.until(lambda: asked.is_set() or bool(order))
             going.set()
