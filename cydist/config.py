@@ -218,6 +218,9 @@ NCCL_ERROR_HANDLING = Variable(
 NCCL_HOSTID = Variable(
     ("NCCL_HOSTID",), "", "what NCCL takes for this host: ranks of one may not share a GPU"
 )
+NCCL_MULTI_RANK_GPU_ENABLE = Variable(
+    ("NCCL_MULTI_RANK_GPU_ENABLE",), "0", "1: NCCL, from 2.30 on, takes several ranks on one GPU"
+)
 NO_COLOR = Variable(("NO_COLOR",), "", "anything: cydistrun uses no colours")
 TERM = Variable(("TERM",), "dumb", "what the terminal can do; dumb: no colours, no redrawing")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,26 @@ def share_a_gpu() -> None:
     over sockets on the loopback interface. Before anything reads these variables."""
     for name, value in SHARED.items():
         os.environ.setdefault(name, value)
+
+
+failed: list[str] = []  # checks, in this process
+
+
+def say(what: str, ok: Any, **more: Any) -> None:
+    """Print one check's result as a line of JSON."""
+    if not ok:
+        failed.append(what)
+    line = {"rank": RANK, "check": what, "ok": bool(ok), **more}
+    print(json.dumps(line, default=str), flush=True)
+
+
+@contextlib.contextmanager
+def check(what: str) -> Iterator[None]:
+    """Say what is raised inside, and go on."""
+    try:
+        yield
+    except Exception as error:
+        say(what, False, raised=f"{type(error).__name__}: {error}"[:400])
 
 
 class Cupy:

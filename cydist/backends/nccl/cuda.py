@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from cydist.devices.array_libraries import NON_BLOCKING
 from cydist.errors import UnsupportedError
 from cydist.net.interfaces import boot_id
 
+UUIDS_SINCE = 23000  # NCCL's version: it distinguishes GPUs by their UUIDs
 HIGHEST = -100  # CUDA clamps this to the highest existing priority
 
 
@@ -53,8 +55,8 @@ class Gpu(Protocol):
     def view(self, address: int, count: int, dtype: str) -> Any:
         """Return an array of `count` elements at an address, for `functions`."""
 
-    def identity(self) -> str:
-        """Return this GPU's identity on this host, as NCCL distinguishes GPUs."""
+    def identity(self, version: int) -> str:
+        """Return this GPU's identity on this host, as a version of NCCL distinguishes GPUs."""
 
     def capability(self) -> int:
         """Return the compute capability: 90 for 9.0."""
@@ -70,13 +72,18 @@ class CupyGpu:
         self._driver = cuda_driver.load()
         self.lib: array_libraries.ArrayLibrary = array_libraries.Cupy()
         self.index = int(self._runtime.getDevice())
+        self._runtime.setDevice(self.index)  # this thread has a context from now on
+        self._context = 0 if self._driver is None else self._driver.context()
 
     def use(self) -> None:
         if self._runtime.getDevice() != self.index:
             self._runtime.setDevice(self.index)
 
     def adopt(self) -> None:
-        self.lib.adopt(self.index)
+        if self._driver is not None and self._context:
+            self._driver.make_current(self._context)
+        else:
+            self.lib.adopt(self.index)
 
     def stream(self, high_priority: bool) -> int:
         self.use()
@@ -109,12 +116,25 @@ class CupyGpu:
         memory = self._cuda.UnownedMemory(address, count * kind.itemsize, None, self.index)
         return self.functions.ndarray(count, kind, self._cuda.MemoryPointer(memory, 0))
 
-    def identity(self) -> str:
-        host = config.NCCL_HOSTID.get() or boot_id()
-        return f"{host}/{self._cuda.Device(self.index).pci_bus_id}"
+    def identity(self, version: int) -> str:
+        device = self._cuda.Device(self.index).pci_bus_id
+        return gpu_identity(version, str(device), self._driver, self.index)
 
     def capability(self) -> int:
         return int(self._cuda.Device(self.index).compute_capability)
+
+
+def gpu_identity(version: int, bus_id: str, driver: cuda_driver.Driver | None, index: int) -> str:
+    """Return a GPU's identity. NCCL goes by the place on the PCI bus, and from 2.30 on by the UUID,
+    so two parts of a GPU that MIG makes differ. NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share one
+    from then on."""
+    host = config.NCCL_HOSTID.get() or boot_id()
+    if version < UUIDS_SINCE:
+        return f"{host}/{bus_id}"
+    if config.NCCL_MULTI_RANK_GPU_ENABLE.get().strip() == "1":
+        return f"{host}/{bus_id}/{os.getpid()}"
+    uuid = driver.uuid(index) if driver is not None else ""
+    return f"{host}/{uuid}/{bus_id}" if uuid else f"{host}/{bus_id}"
 
 
 def current() -> Gpu:
