@@ -199,7 +199,9 @@ MPI_CUDA_AWARE = Variable(
     "1: backend mpi hands arrays on GPUs to MPI as they are, where MPI has the call",
 )
 NCCL_BINDING = Variable(
-    ("CYDIST_NCCL_BINDING",), "cupy", "how backend nccl calls NCCL: cupy, or nccl4py"
+    ("CYDIST_NCCL_BINDING",),
+    "",
+    "how backend nccl calls NCCL: cupy, torch, or nccl4py; by default cupy, and torch without cupy",
 )
 NCCL_BLOCKING_WAIT = Variable(
     ("CYDIST_NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),

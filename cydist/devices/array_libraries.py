@@ -29,7 +29,7 @@ NO_TIMING = 2  # cudaEventDisableTiming
 # The first version that records events without the GIL; the device may make that block. NCCL's
 # unique ids are bytes from 14.0 on.
 CUPY_MINIMUM = (14, 1)
-NCCL_MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
+NCCL_MINIMUM = 21900  # NCCL 2.19: the first whose abort ends calls of other threads reliably
 
 
 class ArrayLibrary(ABC):
@@ -466,22 +466,42 @@ def loaded_torch() -> ArrayLibrary | None:
     return _library("torch") if "torch" in sys.modules else None
 
 
+def of_torch() -> ArrayLibrary:
+    """Return torch. Raises ValueError if it has no device."""
+    library = _library("torch")
+    if library is None:
+        raise ValueError("torch has no GPU here")
+    return library
+
+
+def torch_works_on_gpus() -> bool:
+    """Return whether this process has used torch on a GPU."""
+    torch_cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return bool(torch_cuda and torch_cuda.is_initialized())
+
+
+def _torch_has_nccl() -> bool:
+    """Return whether torch has loaded an NCCL that the backend "nccl" takes."""
+    from cydist.devices import cuda_driver
+
+    return cuda_driver.loaded_nccl_version() >= NCCL_MINIMUM
+
+
 def has_nccl() -> bool:
-    """Return whether this process works on GPUs, and has cupy and NCCL in versions that the backend
-    "nccl" takes.
+    """Return whether this process works on GPUs, and has cupy, or torch alone, and NCCL in versions
+    that the backend "nccl" takes.
 
     It works on GPUs if it has imported cupy, or has used torch on a GPU. Otherwise nothing is
     imported.
     """
-    torch_cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if "cupy" not in sys.modules and not (torch_cuda and torch_cuda.is_initialized()):
+    if "cupy" not in sys.modules and not torch_works_on_gpus():
         return False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this cupy has no NCCL, so the answer is no
             nccl: Any = importlib.import_module("cupy.cuda.nccl")
     except ImportError:
-        return False
+        return torch_works_on_gpus() and _torch_has_nccl()
     cupy: Any = sys.modules["cupy"]
     return bool(
         nccl.available

@@ -9,6 +9,7 @@ context current, which is a value of the thread, waits for nothing.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -94,3 +95,13 @@ def relaxed() -> Relaxed:
     """Return `Driver.relaxed`, or a context that does nothing without a driver."""
     found = load()
     return nullcontext if found is None else found.relaxed
+
+
+def loaded_nccl_version() -> int:
+    """Return the version of the NCCL that this process has loaded: 22809 is 2.28.9; 0: none."""
+    version = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return 0
+    return 0 if library.ncclGetVersion(ctypes.byref(version)) else version.value

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,15 @@ class Torch:
     def reduces(self, dtype: np.dtype) -> bool:
         return not dtype.name.startswith("float8")
 
+    def versions(self) -> dict[str, Any]:
+        from cydist.devices import cuda_driver
+
+        cuda = self.torch.cuda
+        return {
+            "torch": self.torch.__version__, "nccl": cuda_driver.loaded_nccl_version(),
+            "gpu": cuda.get_device_properties(0).name,
+        }  # fmt: skip
+
 
 def stand_in() -> Any:
     """With STANDIN=FOLDER what is built there takes the place of CUDA and of NCCL, below cupy and,
@@ -142,9 +152,13 @@ def stand_in() -> Any:
 
 
 def all_kinds() -> Iterator[Any]:
-    """The kinds of arrays that there are here; the first is whose versions are told."""
+    """The kinds of arrays that there are here; the first is whose versions are told. With ONLY=torch
+    there is no cupy, also not for cydist."""
     stand_in()
-    yield Cupy()
+    if os.environ.get("ONLY") == "torch":
+        sys.modules["cupy"] = None  # type: ignore[assignment]
+    else:
+        yield Cupy()
     # no torch, or one without a GPU
     with contextlib.suppress(ImportError):
         yield Torch()

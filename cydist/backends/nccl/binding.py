@@ -332,8 +332,8 @@ def load_cupy() -> Any:
         )
     if not nccl.available:
         raise UnsupportedError(
-            "backend 'nccl' needs NCCL, and cupy finds no libnccl.so.2: "
-            f"{INSTALL}; CUPY_DEBUG_LIBRARY_LOAD=1 shows where cupy looks"
+            "backend 'nccl' needs NCCL 2.19 or later, and cupy finds no libnccl.so.2, or one that "
+            f"lacks functions: {INSTALL}; CUPY_DEBUG_LIBRARY_LOAD=1 shows where cupy looks"
         )
     return nccl
 
