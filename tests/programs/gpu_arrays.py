@@ -46,11 +46,15 @@ def say(what: str, ok: Any, **more: Any) -> None:
 
 @contextlib.contextmanager
 def check(what: str) -> Iterator[None]:
-    """Say what is raised inside, and go on."""
+    """Say what is raised inside, and go on, as long as the default group is well."""
+    import cydist as dist
+
     try:
         yield
     except Exception as error:
         say(what, False, raised=f"{type(error).__name__}: {error}"[:400])
+        if dist.is_initialized() and dist.group.WORLD.error is not None:  # type: ignore[union-attr]
+            raise
 
 
 class Cupy:

@@ -29,6 +29,7 @@ from typing import Any
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import gpu_arrays  # noqa: E402
 from gpu_arrays import Cupy, check, say, share_a_gpu, stand_in  # noqa: E402
 
 import cydist as dist  # noqa: E402
@@ -177,7 +178,7 @@ def graph_death() -> None:
     stream.synchronize()
     say("the replay is ended", True, seconds=round(time.monotonic() - start, 2))
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(bool(gpu_arrays.failed))
 
 
 def forbid_threads() -> None:
@@ -227,3 +228,4 @@ if __name__ == "__main__":
     dist.init_process_group("nccl", timeout=60.0)
     STEPS[sys.argv[1]]()
     dist.destroy_process_group()
+    sys.exit(bool(gpu_arrays.failed))
