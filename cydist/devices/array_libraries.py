@@ -8,6 +8,7 @@ passes a device array.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 import warnings
@@ -217,9 +218,11 @@ class _Event:
     def __init__(self, runtime: Any) -> None:
         self._destroy = runtime.eventDestroy
         self.handle: int = runtime.eventCreateWithFlags(NO_TIMING)
+        self._pid = os.getpid()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        # A forked child has no CUDA.
+        if not sys.is_finalizing() and os.getpid() == self._pid:
             self._destroy(self.handle)
 
 

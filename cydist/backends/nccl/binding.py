@@ -71,6 +71,7 @@ class Communicator(Protocol):
     all_gather: Callable[[int, int, int, int, int], None]  # send recv count type stream
     send: Callable[[int, int, int, int, int], None]  # address count type peer stream
     recv: Callable[[int, int, int, int, int], None]
+    all_to_all: Callable[[int, int, int, int, int], None] | None  # as all_gather; None: not there
 
     def async_error(self) -> str:
         """Return the asynchronous error since the last call; "" for none."""
@@ -166,6 +167,20 @@ class CupyNccl:
 alive: set[Any] = set()  # communicators that have not ended
 
 
+def bound_all_to_all(comm: Any, libnccl: LibNccl, pointer: int) -> Any:
+    """Return NCCL's own all-to-all of a communicator; None if NCCL has none."""
+    function = libnccl.all_to_all()
+    if function is None:
+        return None
+
+    def call(send: int, recv: int, count: int, type_code: int, stream: int) -> None:
+        comm._check()
+        if code := function(send, recv, count, type_code, pointer, stream):
+            raise NcclError(f"{libnccl.text(code)} ({libnccl.last_error()})", code)
+
+    return call
+
+
 class EndsOnce:
     """The end of a communicator. The first thread that requests it runs it, and the others wait,
     since two would free it twice. The communicator is `alive` until that is over.
@@ -249,6 +264,7 @@ class CupyCommunicator(EndsOnce):
         self._pointer = int(comm.comm)
         self._libnccl = libnccl
         self._as_nccl_error = as_nccl_error
+        self.all_to_all = bound_all_to_all(self, libnccl, self._pointer)
         super().__init__()
 
     def async_error(self) -> str:

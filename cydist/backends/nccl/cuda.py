@@ -3,6 +3,7 @@ stand-in."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -114,6 +115,9 @@ class CupyGpu:
 
     def drop_stream(self, stream: int) -> None:
         self.use()
+        with contextlib.suppress(Exception):  # what the pool keeps for this stream is no use later
+            chosen = self._cuda.stream._BaseStream(stream, self.index)
+            self.functions.get_default_memory_pool().free_all_blocks(chosen)
         self._runtime.streamDestroy(stream)
 
     def view(self, address: int, count: int, dtype: str) -> Any:

@@ -72,6 +72,7 @@ class FailureHandler:
         self._lock = comm.calls  # a thread holds it during a call, after `check_usable`
         self._gpu = gpu
         self._control = control
+        self._ending_began: float | None = None
         self._ended_by: StreamCall | None = None  # the call in which this rank saw the failure
         self.broadcasting = threading.RLock()
         self.is_over = streams.is_over
@@ -237,7 +238,7 @@ class FailureHandler:
             if self._control is not None:
                 self._control.broadcast(error)
             self._host.fail(error, call)
-        _join(ending)
+        self._join(ending)
         self._end_process(error)
 
     def _set_error(self, error: BaseException, call: str = "") -> None:
@@ -247,7 +248,7 @@ class FailureHandler:
     def _end_process(self, error: BaseException) -> None:
         """End the process if the user has chosen that, so that no program goes on with a failed
         call's results."""
-        if config.NCCL_ERROR_HANDLING.get().strip() in ("1", "3"):
+        if _ends_process():
             here = self._own_rank()
             sys.stderr.write(
                 f"cydist: rank {here} ends, as asked: {type(error).__name__}: {error}\n"
@@ -274,7 +275,7 @@ class FailureHandler:
     def end_comm(self, *, abort: bool) -> bool:
         """End the communicator, and return whether NCCL has returned within ABORT_SECONDS."""
         ending = self._ending(abort=abort)
-        _join(ending)
+        self._join(ending)
         return ending.is_set()
 
     def is_idle(self) -> bool:
@@ -289,6 +290,8 @@ class FailureHandler:
     def _ending(self, *, abort: bool) -> threading.Event:
         """End the communicator on its own thread. Return the event of its end."""
         comm, gpu = self._comm, self._gpu
+        if self._ending_began is None:
+            self._ending_began = time.monotonic()
         # Checked here, since this thread may itself be in a call.
         nobody = self._wait_until_left(0.0)
 
@@ -308,6 +311,13 @@ class FailureHandler:
                 comm.destroy()
 
         return comm.end_on_thread(end)
+
+    def _join(self, ending: threading.Event) -> None:
+        """Wait for the communicator's end, except in the watchdog's thread, which has other groups.
+        The ends of several groups that hang take no longer than one."""
+        if threading.current_thread().name != "cydist-nccl-watch":
+            began = time.monotonic() if self._ending_began is None else self._ending_began
+            ending.wait(max(0.0, began + ABORT_SECONDS - time.monotonic()))
 
     def _wait_until_left(self, seconds: float) -> bool:
         """Wait until no other thread is in a call. New calls are refused by now."""
@@ -369,12 +379,19 @@ class FailureHandler:
         )
 
 
+def _ends_process() -> bool:
+    """Return whether the user wants a failed group to end its process. torchrun sets torch's
+    variable to 1 by itself, which is no choice of the user's."""
+    ours, torchs, old = config.NCCL_ERROR_HANDLING.names
+    by_torchrun = (
+        os.environ.get(torchs) == "1"
+        and "TORCHELASTIC_RUN_ID" in os.environ
+        and config.RUN_ID.names[0] not in os.environ  # cydistrun has it, and leaves torch's alone
+    )
+    names = (ours, old) if by_torchrun else (ours, torchs, old)
+    return next((os.environ[each] for each in names if each in os.environ), "0").strip() in ("1", "3")
+
+
 def describe_call(call: CallRecord) -> str:
     """Return "all_reduce #12"; messages have no number."""
     return f"{call.name} #{call.seq}" if call.seq else call.name
-
-
-def _join(ending: threading.Event) -> None:
-    """Wait for a communicator's end, except in the watchdog's thread, which has other groups."""
-    if threading.current_thread().name != "cydist-nccl-watch":
-        ending.wait(ABORT_SECONDS)

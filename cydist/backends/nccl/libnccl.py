@@ -12,6 +12,7 @@ from typing import Any
 from cydist.errors import UnsupportedError
 
 LIBRARY = "libnccl.so.2"
+ALL_TO_ALL_SINCE = 22800  # NCCL 2.28
 ON_HOST = 1  # ncclScalarHostImmediate
 
 
@@ -85,6 +86,16 @@ class LibNccl:
         find = self.find("ncclRedOpDestroy", ctypes.c_int, ctypes.c_void_p)
         if find is not None:
             find(op, comm)
+
+    def all_to_all(self) -> Any:
+        """Return ncclAlltoAll, of addresses, a count, a type, a communicator and a stream; None:
+        this NCCL is older than 2.28."""
+        if self._library is None or self.version() < ALL_TO_ALL_SINCE:
+            return None
+        pointer = ctypes.c_void_p
+        return self.find(
+            "ncclAlltoAll", pointer, pointer, ctypes.c_size_t, ctypes.c_int, pointer, pointer
+        )
 
     def revoke(self, comm: int) -> bool:
         """Call ncclCommRevoke, which NCCL has from 2.28 on; return whether it has succeeded."""

@@ -103,6 +103,7 @@ class Nccl4pyCommunicator(EndsOnce):
         self.all_gather = bound(nccl.all_gather)
         self.send = bound(nccl.send)
         self.recv = bound(nccl.recv)
+        self.all_to_all = None  # grouped sends and receives do the same
 
     def async_error(self) -> str:
         with self._lock:  # it must not end during this query

@@ -16,6 +16,7 @@ from cydist.backends.nccl.binding import (
     UNIQUE_ID_BYTES,
     EndsOnce,
     NcclError,
+    bound_all_to_all,
 )
 from cydist.backends.nccl.libnccl import LibNccl
 from cydist.errors import UnsupportedError
@@ -132,6 +133,7 @@ class TorchCommunicator(EndsOnce):
         self.all_gather = bound(functions["all_gather"])
         self.send = bound(functions["send"])
         self.recv = bound(functions["recv"])
+        self.all_to_all = bound_all_to_all(self, libnccl, pointer)
 
     def async_error(self) -> str:
         with self._lock:  # it must not end during this query

@@ -89,7 +89,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
 
     def body(rank: int) -> None:
         group: Any = dist.new_group()
-        abort, reduce = group.comm.abort, group.comm.all_reduce
+        destroy, reduce = group.comm.destroy, group.comm.all_reduce
 
         def late(*arguments: int) -> None:
             inside.set()
@@ -99,7 +99,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
 
         def end() -> None:
             order.append("end")
-            abort()
+            destroy()
 
         def call() -> None:
             threading.current_thread().name = "rank 0"
@@ -111,7 +111,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
             return bool(group._lock.acquire(timeout=timeout))
 
         calls = SimpleNamespace(acquire=ask, release=group._lock.release)
-        vars(group.comm).update(all_reduce=late, abort=end, calls=calls)
+        vars(group.comm).update(all_reduce=late, destroy=end, calls=calls)
         caller = threading.Thread(target=call)
         caller.start()
         assert inside.wait(fake_gpu_threaded.DEADLINE)
