@@ -104,8 +104,8 @@ def test_a_group_is_called_what_the_user_calls_it(description: str | None) -> No
 
 
 def test_a_group_keeps_its_description() -> None:
-    """A part split off it has the one it was given, and a shrunk group that of the group whose place
-    it takes: the default group is still called so."""
+    """A part split off it has the one it was given, and a shrunk group that of the group whose
+    place it takes: the default group is still called so."""
 
     def mismatch(group: Any, rank: int) -> str:
         with pytest.raises(dist.MismatchError) as caught:

@@ -21,8 +21,8 @@ from typing import Any
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-import numpy as np  # noqa: E402
 import gpu_arrays  # noqa: E402
+import numpy as np  # noqa: E402
 from gpu_arrays import all_kinds, say, share_a_gpu  # noqa: E402
 from gpu_arrays import check as going_on  # noqa: E402
 from gpu_overhead import overhead  # noqa: E402
@@ -48,7 +48,9 @@ arrays: Any = None  # the kind that is used now
 def check(expected: Any, found: Any, what: Any) -> None:
     got = arrays.get(found)
     if not oracle.same_bits(np.asarray(expected), got):
-        say(str(what), False, arrays=arrays.name, expected=str(expected)[:200], found=str(got)[:200])
+        say(
+            str(what), False, arrays=arrays.name, expected=str(expected)[:200], found=str(got)[:200]
+        )
 
 
 def values(rank: int, count: int, dtype: np.dtype) -> np.ndarray:
@@ -409,7 +411,13 @@ def faults() -> dict[str, Any]:
     return found
 
 
-STEPS = {"correctness": correctness, "sizes": sizes, "streams": streams, "faults": faults, "overhead": overhead}
+STEPS = {
+    "correctness": correctness,
+    "sizes": sizes,
+    "streams": streams,
+    "faults": faults,
+    "overhead": overhead,
+}
 
 
 def main() -> None:

@@ -156,8 +156,8 @@ def stand_in() -> Any:
 
 
 def all_kinds() -> Iterator[Any]:
-    """The kinds of arrays that there are here; the first is whose versions are told. With ONLY=torch
-    there is no cupy, also not for cydist."""
+    """The kinds of arrays that there are here; the first is whose versions are told. With
+    ONLY=torch there is no cupy, also not for cydist."""
     stand_in()
     if os.environ.get("ONLY") == "torch":
         sys.modules["cupy"] = None  # type: ignore[assignment]

@@ -55,8 +55,7 @@ def report(folder: Path) -> None:
     runs = sorted(map(run_of, folder.glob("*-*.log")), key=lambda run: (run["step"], run["ranks"]))
     said = [line for run in runs for line in run["lines"]]
     versions = {
-        name: next((line[name] for line in said if name in line and line[name]), None)
-        for name in VERSIONS
+        name: next((line[name] for line in said if line.get(name)), None) for name in VERSIONS
     }
     if os.environ.get("STANDIN"):
         versions["gpu"] = "none: over the stand-ins"
@@ -66,8 +65,10 @@ def report(folder: Path) -> None:
         "", "| step | ranks | result |", "|---|---|---|",
     ]  # fmt: skip
     for run in runs:
-        result = "passes" if run["ok"] else "fails: " + (
-            "; ".join(run["failed"][:5]) or f"exit code {run['exit_code']}"
+        result = (
+            "passes"
+            if run["ok"]
+            else "fails: " + ("; ".join(run["failed"][:5]) or f"exit code {run['exit_code']}")
         )
         rows.append(f"| `{run['step']}` | {run['ranks']} | {result} |")
     (folder / "results.md").write_text("\n".join(rows) + "\n")
@@ -79,7 +80,8 @@ if __name__ == "__main__":
         if why := missing():
             sys.exit(
                 f"scripts/test-gpu needs a GPU of NVIDIA's, and here is {why}. Without one, build "
-                "the stand-ins by `python tests/support/fake_cuda.py FOLDER`, and set STANDIN=FOLDER"
+                "the stand-ins by `python tests/support/fake_cuda.py FOLDER`, and set "
+                "STANDIN=FOLDER"
             )
     else:
         report(Path(sys.argv[1]))

@@ -414,9 +414,7 @@ class Connections:
         if self._without_address and not self._asking:
             wanted = dict.fromkeys(peer for peer, _ in self._without_address)
             self._asking = True
-            run_on_thread(
-                partial(self._find, list(wanted)), name=f"cydist-addresses-{self._rank}"
-            )
+            run_on_thread(partial(self._find, list(wanted)), name=f"cydist-addresses-{self._rank}")
 
     def _find(self, wanted: list[int]) -> None:
         """On a thread of its own, as it blocks: ask for the addresses of these ranks."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from cydist import config
 from cydist.backends.nccl.binding import INSTALL, Binding, CupyNccl, end_all, version_text
 from cydist.backends.nccl.bootstrap import current_gpu, store_exchange
+from cydist.backends.nccl.cuda import through_torch
 from cydist.backends.nccl.group import make
 from cydist.backends.nccl.host_group import ControlGroup
-from cydist.backends.nccl.cuda import through_torch
 from cydist.backends.nccl.options import high_priority
 from cydist.devices.array_libraries import NCCL_MINIMUM
 from cydist.errors import UnsupportedError
@@ -61,8 +61,8 @@ def binding() -> Binding:
 
 
 def load() -> Binding:
-    """Return the installed binding: cupy's, or torch's without cupy, unless CYDIST_NCCL_BINDING says
-    which.
+    """Return the binding that CYDIST_NCCL_BINDING names; by default cupy's, and without cupy
+    torch's.
 
     Raises UnsupportedError if there is none, or NCCL is too old; ValueError for another setting.
     """

@@ -389,7 +389,8 @@ def _ends_process() -> bool:
         and config.RUN_ID.names[0] not in os.environ  # cydistrun has it, and leaves torch's alone
     )
     names = (ours, old) if by_torchrun else (ours, torchs, old)
-    return next((os.environ[each] for each in names if each in os.environ), "0").strip() in ("1", "3")
+    value = next((os.environ[each] for each in names if each in os.environ), "")
+    return value.strip() in ("1", "3")
 
 
 def describe_call(call: CallRecord) -> str:

@@ -103,7 +103,8 @@ class Nccl4pyCommunicator(EndsOnce):
         self.all_gather = bound(nccl.all_gather)
         self.send = bound(nccl.send)
         self.recv = bound(nccl.recv)
-        self.all_to_all = None  # grouped sends and receives do the same
+        # Grouped sends and receives do the same.
+        self.all_to_all: Callable[[int, int, int, int, int], None] | None = None
 
     def async_error(self) -> str:
         with self._lock:  # it must not end during this query

@@ -47,7 +47,7 @@ class InFlight:
         captured: It is part of a CUDA graph: its event is not queried, and only streams that are
             captured with it may wait for it.
         capture: The number of that capture, if it is known.
-        events: Takes the event when nobody needs this record; destroying it might block.
+        events: Takes the event back with the end of this record. Destroying it might block.
     """
 
     __slots__ = ("call", "capture", "captured", "event", "events", "keep", "over", "stream")

@@ -7,6 +7,7 @@ import ctypes
 import sys
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from cydist.backends.nccl.cuda import current as current_gpu  # a fixture replac
 from cydist.backends.nccl.libnccl import LibNccl
 from cydist.backends.nccl.plan_runner import scaled_one
 from cydist.backends.nccl.reductions import FLOAT8, SUM, TYPES
+from cydist.groups import registry
 from cydist.testing import oracle
 
 SIGNATURES = {
