@@ -35,6 +35,8 @@ SIZES = (0, 1, 1000, *((16401,) if SIZE == 1 else ()))  # more than a block of N
 REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM")
 TORCH_MOVES = (
     "bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+    # These take kernels of cydist's, which are torch's without cupy.
+    *(("int8", "int16", "uint16", "uint32", "uint64") if os.environ.get("ONLY") == "torch" else ()),
 )  # fmt: skip
 SIDE = 256 if "STANDIN" in os.environ else 4096  # of the matrices that keep the GPU busy
 LIMIT = 60.0  # seconds a call may take, several ranks on one GPU included

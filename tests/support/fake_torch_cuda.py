@@ -227,8 +227,9 @@ class _Tensors:
         def to(tensor: Any, *given: Any, **options: Any) -> Any:
             if given and str(given[0]).startswith("cuda"):
                 return self.on_device(tensor)
-            return function(tensor, *given, **options)
+            return synchronized(tensor, *given, **options)
 
+        synchronized = self._synchronized(function)
         return to
 
     def _copy(self, function: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,3 +148,24 @@ def test_a_group_gives_its_stream_up(gpus: Any, fails: bool) -> None:
         return before, gpus.dropped.count(group.streams.own), x.get()[0]
 
     assert run_threads(body, 2, "nccl") == [(False, 1, 2.0)] * 2
+
+
+def test_ends_that_hang_take_no_longer_than_one(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are destroyed one after the other, but their communicators end beside each other."""
+    stuck = threading.Event()
+    monkeypatch.setattr(failure, "ABORT_SECONDS", 1.0)
+
+    def body(rank: int) -> float:
+        groups: list[Any] = [dist.new_group([0]) for _ in range(4)]
+        for group in groups:
+            group.comm.abort = lambda: stuck.wait(fake_gpu_threaded.DEADLINE)
+            dist.abort(group)
+        start = time.monotonic()
+        for group in groups:
+            dist.destroy_process_group(group)
+        return time.monotonic() - start
+
+    try:
+        assert run_threads(body, 1, "nccl")[0] < 1.0
+    finally:
+        stuck.set()

@@ -198,3 +198,17 @@ def test_a_gpu_has_an_identity() -> None:
     """None where CUDA does not know it."""
     driver = cuda_driver.Driver(Library())
     assert [driver.uuid(0), driver.uuid(1)] == [bytes(range(16)).hex(), ""]
+
+
+def test_a_forked_child_destroys_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no CUDA, and would only write an ignored exception."""
+    destroyed: list[int] = []
+    runtime = SimpleNamespace(
+        eventDestroy=destroyed.append, eventCreateWithFlags=lambda flags: flags + 5
+    )
+    ours, childs = (array_libraries._Event(runtime) for _ in range(2))
+    del ours
+    assert destroyed == [7]
+    monkeypatch.setattr(array_libraries.os, "getpid", lambda: 0)
+    del childs
+    assert destroyed == [7]
