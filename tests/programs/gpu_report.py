@@ -55,7 +55,8 @@ def report(folder: Path) -> None:
     runs = sorted(map(run_of, folder.glob("*-*.log")), key=lambda run: (run["step"], run["ranks"]))
     said = [line for run in runs for line in run["lines"]]
     versions = {
-        name: next((line[name] for line in said if line.get(name)), None) for name in VERSIONS
+        name: next((line[name] for line in said if isinstance(line.get(name), str | int)), None)
+        for name in VERSIONS
     }
     if os.environ.get("STANDIN"):
         versions["gpu"] = "none: over the stand-ins"
