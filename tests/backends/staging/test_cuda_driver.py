@@ -206,9 +206,9 @@ def test_a_forked_child_destroys_no_event(monkeypatch: pytest.MonkeyPatch) -> No
     runtime = SimpleNamespace(
         eventDestroy=destroyed.append, eventCreateWithFlags=lambda flags: flags + 5
     )
-    ours, childs = (array_libraries._Event(runtime) for _ in range(2))
+    ours, inherited = (array_libraries._Event(runtime) for _ in range(2))
     del ours
     assert destroyed == [7]
     monkeypatch.setattr(array_libraries.os, "getpid", lambda: 0)
-    del childs
+    del inherited
     assert destroyed == [7]
