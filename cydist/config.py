@@ -199,7 +199,9 @@ MPI_CUDA_AWARE = Variable(
     "1: backend mpi hands arrays on GPUs to MPI as they are, where MPI has the call",
 )
 NCCL_BINDING = Variable(
-    ("CYDIST_NCCL_BINDING",), "cupy", "how backend nccl calls NCCL: cupy, or nccl4py"
+    ("CYDIST_NCCL_BINDING",),
+    "",
+    "how backend nccl calls NCCL: cupy, torch, or nccl4py; by default cupy, and torch without cupy",
 )
 NCCL_BLOCKING_WAIT = Variable(
     ("CYDIST_NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
@@ -217,6 +219,9 @@ NCCL_ERROR_HANDLING = Variable(
 )
 NCCL_HOSTID = Variable(
     ("NCCL_HOSTID",), "", "what NCCL takes for this host: ranks of one may not share a GPU"
+)
+NCCL_MULTI_RANK_GPU_ENABLE = Variable(
+    ("NCCL_MULTI_RANK_GPU_ENABLE",), "0", "1: NCCL, from 2.30 on, takes several ranks on one GPU"
 )
 NO_COLOR = Variable(("NO_COLOR",), "", "anything: cydistrun uses no colours")
 TERM = Variable(("TERM",), "dumb", "what the terminal can do; dumb: no colours, no redrawing")

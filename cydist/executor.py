@@ -58,7 +58,14 @@ class Threads:
         from queue import SimpleQueue  # slow to import, and rarely needed
 
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._serve, args=(task, tasks), name="cydist", daemon=True).start()
+        try:
+            threading.Thread(
+                target=self._serve, args=(task, tasks), name="cydist", daemon=True
+            ).start()
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            task()  # as run_on_thread
 
     def _serve(self, task: Callable[[], None], tasks: SimpleQueue[Callable[[], None]]) -> None:
         from queue import Empty

@@ -130,6 +130,17 @@ class WaitNotices:
             thread.join()
 
 
+def run_on_thread(task: Callable[[], object], name: str) -> None:
+    """Run `task` on a new daemon thread. CPython 3.12 starts none once the interpreter ends, so the
+    calling thread runs it then."""
+    try:
+        threading.Thread(target=task, name=name, daemon=True).start()
+    except RuntimeError as error:
+        if "interpreter shutdown" not in str(error):  # no thread can be had for another reason
+            raise
+        task()
+
+
 class LoopGuard:
     """The rounds of a service's loop, which goes on when a round raises.
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cydist.errors import DistTimeoutError, shorten
-from cydist.waiting import LONGEST_TIMEOUT, countdown, seconds, wait_for
+from cydist.waiting import LONGEST_TIMEOUT, countdown, run_on_thread, seconds, wait_for
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -283,7 +283,7 @@ class Work:
         if self._poll():
             task()
         else:
-            threading.Thread(target=task, name="cydist-future", daemon=True).start()
+            run_on_thread(task, "cydist-future")
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio

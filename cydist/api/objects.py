@@ -40,7 +40,7 @@ from cydist.api.process_groups import (
 from cydist.errors import DistBackendError
 from cydist.executor import Serial
 from cydist.groups.process_group import ProcessGroup
-from cydist.titles import group_title
+from cydist.titles import describe_group, group_title
 from cydist.waiting import seconds
 from cydist.work import Work
 
@@ -162,6 +162,7 @@ def _companion(group: ProcessGroup) -> tuple[ProcessGroup, Serial]:
     The first such call makes them. If the backend cannot split a group off, the members meet."""
     if group.companion is None:
         name, limit = f"{group.group_name}/{COMPANION}", group.timeout
+        describe_group(name, group.group_desc)
         made = group.subgroup(range(group.size()), name, limit)
         if made is None:
             world = current_world()

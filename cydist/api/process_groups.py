@@ -24,7 +24,7 @@ from cydist.errors import DistBackendError, GroupFailedError, warn_user
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World, typed_errors
-from cydist.titles import DEFAULT_GROUP
+from cydist.titles import DEFAULT_GROUP, describe_group
 from cydist.waiting import DEFAULT_TIMEOUT, seconds
 
 if TYPE_CHECKING:
@@ -439,13 +439,13 @@ def new_group(
     else:
         world.made += 1
         name = f"{world.prefix}{world.made}"
+    describe_group(name, group_desc)
     if world.rank not in members:
         if not any(registry.find(each).of_all for each in devices.values()):
             world.groups[DEFAULT_GROUP].announce_request(name, spec)
         world.make_parents(devices.values(), name, limit)
         return GroupMember.NON_GROUP_MEMBER
     made = world.make(members, name, spec, limit, pg_options)
-    made.group_desc = group_desc or name
     made.bound_device_id = device_id
     return made
 

@@ -203,9 +203,8 @@ def split_group(
     mine = next((part for part in parts if parent.rank() in part), None)
     if mine is None:
         return None
-    made = current_world().split(parent, mine, parent.timeout if limit is None else limit)
-    made.group_desc = group_desc or made.group_name
-    return made
+    limit = parent.timeout if limit is None else limit
+    return current_world().split(parent, mine, limit, group_desc)
 
 
 def _check_same_backend(parent: ProcessGroup, backend: str) -> None:

@@ -8,7 +8,9 @@ passes a device array.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -28,7 +30,7 @@ NO_TIMING = 2  # cudaEventDisableTiming
 # The first version that records events without the GIL; the device may make that block. NCCL's
 # unique ids are bytes from 14.0 on.
 CUPY_MINIMUM = (14, 1)
-NCCL_MINIMUM = 21100  # NCCL 2.11: the first with user-defined operations (PREMUL_SUM)
+NCCL_MINIMUM = 21900  # NCCL 2.19: the first whose abort ends calls of other threads reliably
 
 
 class ArrayLibrary(ABC):
@@ -39,6 +41,7 @@ class ArrayLibrary(ABC):
     """
 
     name: str
+    keeps_captured_memory = False  # what is allocated in a capture belongs to the graph
 
     @abstractmethod
     def owns(self, owner: object) -> bool:
@@ -185,7 +188,18 @@ def is_capturing(device: int) -> bool:
 
 def allocate(nbytes: int, like: Array) -> Array:
     """Allocate `nbytes` on the device of an array, with its library."""
-    return library_of(like).allocate(like.device_index, max(nbytes, 1))
+    library, device = library_of(like), like.device_index
+    made = library.allocate(device, max(nbytes, 1))
+    if not library.keeps_captured_memory and library.is_capturing(device):
+        _captured.__dict__.setdefault("memory", []).append(made)
+    return made
+
+
+def take_captured_memory() -> list[Array]:
+    """Return what this thread has allocated for the CUDA graph that is being captured. The graph
+    uses it whenever it runs, so the caller keeps it."""
+    found: list[Array] = _captured.__dict__.pop("memory", [])
+    return found
 
 
 def copy(into: Array, source: Array) -> None:
@@ -204,9 +218,11 @@ class _Event:
     def __init__(self, runtime: Any) -> None:
         self._destroy = runtime.eventDestroy
         self.handle: int = runtime.eventCreateWithFlags(NO_TIMING)
+        self._pid = os.getpid()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        # A forked child has no CUDA.
+        if not sys.is_finalizing() and os.getpid() == self._pid:
             self._destroy(self.handle)
 
 
@@ -343,6 +359,7 @@ class Torch(ArrayLibrary):
     """torch, which works on tensors that share an array's memory."""
 
     name = "torch"
+    keeps_captured_memory = True  # a capture has a pool of its own
 
     def __init__(self) -> None:
         self._torch: Any = importlib.import_module("torch")
@@ -437,6 +454,7 @@ _KINDS: dict[str, type[ArrayLibrary]] = {"cupy": Cupy, "torch": Torch}
 _libraries: dict[str, ArrayLibrary | None] = {}
 _last: ArrayLibrary | None = None  # the owner of the last array
 _others: set[str] = set()
+_captured = threading.local()
 
 
 def register(library: ArrayLibrary) -> None:
@@ -451,22 +469,42 @@ def loaded_torch() -> ArrayLibrary | None:
     return _library("torch") if "torch" in sys.modules else None
 
 
+def of_torch() -> ArrayLibrary:
+    """Return torch. Raises ValueError if it has no device."""
+    library = _library("torch")
+    if library is None:
+        raise ValueError("torch has no GPU here")
+    return library
+
+
+def torch_works_on_gpus() -> bool:
+    """Return whether this process has used torch on a GPU."""
+    torch_cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return bool(torch_cuda and torch_cuda.is_initialized())
+
+
+def _torch_has_nccl() -> bool:
+    """Return whether torch has loaded an NCCL that the backend "nccl" takes."""
+    from cydist.devices import cuda_driver
+
+    return cuda_driver.loaded_nccl_version() >= NCCL_MINIMUM
+
+
 def has_nccl() -> bool:
-    """Return whether this process works on GPUs, and has cupy and NCCL in versions that the backend
-    "nccl" takes.
+    """Return whether this process works on GPUs, and has cupy, or torch alone, and NCCL in versions
+    that the backend "nccl" takes.
 
     It works on GPUs if it has imported cupy, or has used torch on a GPU. Otherwise nothing is
     imported.
     """
-    torch_cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if "cupy" not in sys.modules and not (torch_cuda and torch_cuda.is_initialized()):
+    if "cupy" not in sys.modules and not torch_works_on_gpus():
         return False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this cupy has no NCCL, so the answer is no
             nccl: Any = importlib.import_module("cupy.cuda.nccl")
     except ImportError:
-        return False
+        return torch_works_on_gpus() and _torch_has_nccl()
     cupy: Any = sys.modules["cupy"]
     return bool(
         nccl.available

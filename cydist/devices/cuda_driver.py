@@ -1,12 +1,15 @@
-"""Query events and captures through CUDA's driver, without the GIL, even while threads capture.
+"""Call CUDA's driver without the GIL: events, captures, streams, contexts and names of GPUs.
 
 cupy queries with the GIL held, so a device that does not answer would stop every thread. And CUDA's
 runtime query ends a graph that another thread captures in the mode "global", which torch uses.
+Choosing a device through the runtime may wait for a lock of CUDA, again with the GIL held. Making a
+context current, which is a value of the thread, waits for nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -33,6 +36,26 @@ class Driver:
             ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_uint64),
             ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
         ]  # fmt: skip
+        self._get_context = library.cuCtxGetCurrent
+        self._get_context.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
+        self._set_context = library.cuCtxSetCurrent
+        self._set_context.argtypes = [ctypes.c_void_p]
+        self._uuid = library.cuDeviceGetUuid
+        self._uuid.argtypes = [ctypes.c_void_p, ctypes.c_int]
+
+    def context(self) -> int:
+        """Return this thread's context; 0: it has none."""
+        found = ctypes.c_void_p()
+        return 0 if self._get_context(ctypes.byref(found)) else found.value or 0
+
+    def make_current(self, context: int) -> None:
+        """Make a context this thread's. Takes no lock."""
+        self._set_context(context)
+
+    def uuid(self, device: int) -> str:
+        """Return the identity of a GPU, or of a part of one that MIG makes; "" if it is unknown."""
+        found = ctypes.create_string_buffer(16)
+        return "" if self._uuid(found, device) else found.raw.hex()
 
     def query(self, event: int) -> int:
         """Return CUDA's status of an event: 0 when it is over, NOT_READY, or an error. Any thread
@@ -72,3 +95,13 @@ def relaxed() -> Relaxed:
     """Return `Driver.relaxed`, or a context that does nothing without a driver."""
     found = load()
     return nullcontext if found is None else found.relaxed
+
+
+def loaded_nccl_version() -> int:
+    """Return the version of the NCCL that this process has loaded: 22809 is 2.28.9; 0: none."""
+    version = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return 0
+    return 0 if library.ncclGetVersion(ctypes.byref(version)) else version.value

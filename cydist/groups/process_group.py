@@ -33,6 +33,7 @@ from cydist.executor import Serial
 from cydist.groups import derived
 from cydist.groups.group_calls import GroupCalls
 from cydist.reduce_ops import Op
+from cydist.titles import description_of
 from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration
 from cydist.work import Work
 
@@ -124,7 +125,7 @@ class ProcessGroup(GroupCalls):
         self._rank = rank
         self._size = size
         self.group_name = name
-        self.group_desc = name
+        self.group_desc = description_of(name)
         self.ranks: tuple[int, ...] = tuple(range(size)) if ranks is None else tuple(ranks)
         self.backend = backend
         self.timeout: float = duration(timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -288,7 +289,17 @@ def is_backend_available(backend: str) -> bool:
         return True
     if name not in _plugins:
         return name in names()
-    return all(importlib.util.find_spec(package) for package in _plugins[name].requires)
+    if all(importlib.util.find_spec(package) for package in _plugins[name].requires):
+        return True
+    return name == "nccl" and _has_torch_for_cuda()
+
+
+def _has_torch_for_cuda() -> bool:
+    """Return whether the installed torch works on GPUs, without an import of it."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    return os.path.exists(os.path.join(os.path.dirname(found.origin), "lib/libtorch_cuda.so"))
 
 
 def is_gloo_available() -> bool:
@@ -369,9 +380,9 @@ def get_default_backend_for_device(device: object) -> str:
 
 
 def is_nccl_available() -> bool:
-    """Return whether cupy is installed, which the backend "nccl" needs.
+    """Return whether cupy or a torch for CUDA is installed, one of which the backend "nccl" needs.
 
-    cupy is not imported, and no GPU is looked for before a group is made.
+    Neither is imported, and no GPU is looked for before a group is made.
 
     Returns:
         True or False.

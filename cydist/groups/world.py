@@ -30,7 +30,7 @@ from cydist.groups.device_router import DeviceRouter
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import BackendOptions
 from cydist.logs import INFO, Log, use_rank
-from cydist.titles import DEFAULT_GROUP, group_title
+from cydist.titles import DEFAULT_GROUP, describe_group, group_title
 
 if TYPE_CHECKING:
     from cydist.stores import MembershipStore
@@ -109,9 +109,16 @@ class World:
             for end in self.ends_with:
                 leaving.callback(end)
 
-    def split(self, parent: ProcessGroup, members: Sequence[int], timeout: float) -> ProcessGroup:
+    def split(
+        self,
+        parent: ProcessGroup,
+        members: Sequence[int],
+        timeout: float,
+        description: str | None = None,
+    ) -> ProcessGroup:
         """Make a group of these group ranks of `parent`, this one among them. Asks no rank."""
         name = self.members_name(f"{parent.group_name}/split", members)
+        describe_group(name, description)
         made = parent.subgroup(members, name, timeout)
         assert made is not None
         self._keep(name, made)

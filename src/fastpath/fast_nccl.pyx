@@ -83,8 +83,8 @@ cdef class Enqueuer:
 
     cdef bint owns(self, object tensor) except -1:
         if type(tensor) is not self.owned:
-            if not self.lib.owns(tensor):
-                return False
+            if self.lib.name == "torch" or not self.lib.owns(tensor):
+                return False        # torch's plain tensors have been recognized before
             self.owned = type(tensor)
         return True
 
@@ -169,7 +169,6 @@ cdef class Enqueuer:
         flight.event = event
         if async_op:
             return self.new_work(group, flight, [result], [current], library, False, source)
-        flight.reusable = True
         return None
 
     cdef int order_after(self, object current) except -1:
@@ -184,6 +183,9 @@ cdef class Enqueuer:
         """Send block r at `given` to rank r and receive block r at `due` from rank r, together."""
         comm = self.comm
         cdef int rank
+        if comm.all_to_all is not None:     # the same sends and receives, which NCCL groups
+            comm.all_to_all(given, due, nbytes, NCCL_UINT8, stream)
+            return
         self.binding.group_start()
         try:
             for rank in range(self.size):

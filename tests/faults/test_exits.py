@@ -121,6 +121,12 @@ LAST = """
 dist.barrier()
 {calls}
 """
+NO_THREADS = """
+import atexit
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+atexit.register(setattr, threading.Thread, "start", refuse)
+"""
 LAST_CALLS = {
     "root": (
         "dist.broadcast(np.zeros(3), 1)",
@@ -136,15 +142,18 @@ LAST_CALLS = {
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 @pytest.mark.parametrize("way", LAST_CALLS)
-@pytest.mark.parametrize("end", ["return", "atexit"])
+@pytest.mark.parametrize("end", ["return", "atexit", "no threads"])
 def test_a_process_says_that_its_last_call_was_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, way: str, end: str
 ) -> None:
-    """It ends without destroying its groups, or destroys them in a function of atexit."""
+    """It ends without destroying its groups, or destroys them in a function of atexit; also where
+    CPython starts no thread any more, as 3.12."""
     monkeypatch.setenv("CYDIST_TRANSPORT", transport)
     calls, words = LAST_CALLS[way]
     if end == "atexit":
         calls = f"import atexit\natexit.register(dist.destroy_process_group)\n{calls}"
+    if end == "no threads":
+        calls = f"{calls}\n{NO_THREADS}"
     with TwoProcessJob(tmp_path, LAST.format(calls=calls)) as other:
 
         def body() -> None:

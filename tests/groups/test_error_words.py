@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,33 @@ def test_a_group_is_called_what_the_user_calls_it(description: str | None) -> No
     assert f"on {title}: the ranks disagree about the number of elements" in found[1]
     assert "This rank (0): all_reduce #1 of 3 elements. Rank 1: all_reduce #1 of 4" in found[0]
     assert "This rank (1): all_reduce #1 of 4 elements. Rank 0: all_reduce #1 of 3" in found[1]
+
+
+def test_a_group_keeps_its_description() -> None:
+    """A part split off it has the one it was given, and a shrunk group that of the group whose
+    place it takes: the default group is still called so."""
+
+    def mismatch(group: Any, rank: int) -> str:
+        with pytest.raises(dist.MismatchError) as caught:
+            dist.all_reduce(np.ones(3 + rank), group=group)
+        return str(caught.value)
+
+    def body(rank: int) -> list[str]:
+        trainers = dist.new_group([0, 1, 2], group_desc="trainers")
+        part = dist.split_group(trainers, [[0, 1]], group_desc="half of them")
+        if rank == 2:
+            return []
+        texts = [mismatch(part, rank)]
+        for group in (trainers, None):
+            texts.append(mismatch(dist.shrink_group([2], group), rank))
+        return texts
+
+    found = run_threads(body, 3, "inproc")
+    for texts in found[:2]:
+        for text, title in zip(
+            texts, ("group 'half of them'", "group 'trainers'", "the default group"), strict=True
+        ):
+            assert f" on {title}: the ranks disagree" in text
 
 
 @pytest.mark.parametrize(

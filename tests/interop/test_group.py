@@ -460,3 +460,16 @@ def test_an_error_that_is_kept_holds_no_store(
     for server in left:
         server.wait(SECONDS)
     assert not any(server._thread.is_alive() for server in left), kept
+
+
+@pytest.mark.parametrize("description", ["tensor parallel", "default_pg", "undefined"])
+def test_errors_call_a_group_by_torchs_description(description: str, pair: Job) -> None:
+    """The user's; torch gives each group one of its own, which says nothing."""
+
+    def body(group: Any) -> str:
+        part = group.split_group([0, 1], group_desc=description)
+        title: str = part.host.title
+        return title
+
+    for title in pair.run(body):
+        assert (title == f"group '{description}'") is (description == "tensor parallel")

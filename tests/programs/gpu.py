@@ -1,5 +1,7 @@
 """One rank of a step of scripts/test-gpu: `gpu.py STEP`, started by cydistrun.
 
+A check that fails is a line of JSON, and the next one runs. The exit code is 1 then.
+
 Ranks may share one GPU: each says that it is a host of its own, and NCCL then talks over sockets
 on the loopback interface. With STANDIN=FOLDER the step runs without a GPU, over the stand-ins for
 CUDA and NCCL that tests/support/fake_cuda.py builds there.
@@ -19,17 +21,22 @@ from typing import Any
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import gpu_arrays  # noqa: E402
 import numpy as np  # noqa: E402
-from gpu_arrays import all_kinds, share_a_gpu  # noqa: E402
+from gpu_arrays import all_kinds, say, share_a_gpu  # noqa: E402
+from gpu_arrays import check as going_on  # noqa: E402
 from gpu_overhead import overhead  # noqa: E402
 
 import cydist as dist  # noqa: E402
 from cydist.testing import oracle  # noqa: E402
 
+MANY = (4097, 16401, (1 << 20) + 1, (1 << 22) + 1, *(() if "STANDIN" in os.environ else (1 << 26,)))
 SIZES = (0, 1, 1000, *((16401,) if SIZE == 1 else ()))  # more than a block of NCCL's for one rank
 REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM")
 TORCH_MOVES = (
     "bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+    # These take kernels of cydist's, which are torch's without cupy.
+    *(("int8", "int16", "uint16", "uint32", "uint64") if os.environ.get("ONLY") == "torch" else ()),
 )  # fmt: skip
 SIDE = 256 if "STANDIN" in os.environ else 4096  # of the matrices that keep the GPU busy
 LIMIT = 60.0  # seconds a call may take, several ranks on one GPU included
@@ -41,7 +48,11 @@ arrays: Any = None  # the kind that is used now
 
 
 def check(expected: Any, found: Any, what: Any) -> None:
-    assert oracle.same_bits(np.asarray(expected), arrays.get(found)), (what, expected, found)
+    got = arrays.get(found)
+    if not oracle.same_bits(np.asarray(expected), got):
+        say(
+            str(what), False, arrays=arrays.name, expected=str(expected)[:200], found=str(got)[:200]
+        )
 
 
 def values(rank: int, count: int, dtype: np.dtype) -> np.ndarray:
@@ -67,12 +78,42 @@ def correctness() -> dict[str, Any]:
         count = sum(reductions(op) for op in REDUCTIONS)
         for dtype in oracle.DTYPES.values():
             if arrays.name != "torch" or dtype.name in TORCH_MOVES:
-                count += moves(dtype)
-        calls[arrays.name] = count + others()
+                with going_on(f"moves of {dtype} on {arrays.name}"):
+                    count += moves(dtype)
+        with going_on(f"other calls on {arrays.name}"):
+            count += others()
+        calls[arrays.name] = count
     arrays = first_kind
-    routed()
+    with going_on("arrays of both kinds of memory"):
+        routed()
     dist.barrier()
     return {"calls": calls}
+
+
+def sizes() -> dict[str, Any]:
+    """Reductions and moves of up to 64 Mi elements, beyond one block, chunk and slice of NCCL's."""
+    for count in MANY:
+        with going_on(f"{count} elements"):
+            given = np.arange(count, dtype="float32") % 1021
+            x = arrays.array(given * (RANK + 1))
+            dist.all_reduce(x)
+            check(given * (SIZE * (SIZE + 1) // 2), x, ("all_reduce", count))
+            x = arrays.array(np.full(count, RANK + 1, "uint8"))
+            dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(2))
+            check(np.full(count, SIZE * (SIZE + 1), "uint8"), x, ("PREMUL_SUM", count))
+            x = arrays.array(given + RANK)
+            dist.broadcast(x, SIZE - 1)
+            check(given + SIZE - 1, x, ("broadcast", count))
+            part = -(-count // SIZE)
+            whole = arrays.array(np.zeros(part * SIZE, "float32"))
+            dist.all_gather_into_tensor(whole, arrays.array(np.full(part, RANK, "float32")))
+            check(np.repeat(np.arange(SIZE, dtype="float32"), part), whole, ("all_gather", count))
+            back = arrays.array(np.zeros(part, "float32"))
+            dist.reduce_scatter_tensor(back, whole, dist.ReduceOp.AVG)
+            check(np.full(part, RANK, "float32"), back, ("reduce_scatter", count))
+            dist.all_to_all_single(other := arrays.array(np.zeros(part * SIZE, "float32")), whole)
+            check(np.full(part * SIZE, RANK, "float32"), other, ("all_to_all", count))
+    return {"largest": MANY[-1]}
 
 
 def reductions(op: str) -> int:
@@ -86,21 +127,22 @@ def reductions(op: str) -> int:
             make = averaged
         elif op == "PREMUL_SUM":
             rule, action = "SUM", dist.ReduceOp.PREMUL_SUM(2)
-        for count in SIZES:
-            given = [make(r, count, dtype) for r in range(SIZE)]
-            expected = oracle.reduced(rule, given)
-            if op == "PREMUL_SUM":
-                expected = (expected + expected).astype(dtype)
+        with going_on(f"{op} of {dtype} on {arrays.name}"):
+            for count in SIZES:
+                given = [make(r, count, dtype) for r in range(SIZE)]
+                expected = oracle.reduced(rule, given)
+                if op == "PREMUL_SUM":
+                    expected = (expected + expected).astype(dtype)
+                x = arrays.array(given[RANK])
+                work = dist.all_reduce(x, action, async_op=calls % 2 == 1)
+                if work is not None:
+                    work.wait()
+                check(expected, x, (op, dtype, count))
+                calls += 1
             x = arrays.array(given[RANK])
-            work = dist.all_reduce(x, action, async_op=calls % 2 == 1)
-            if work is not None:
-                work.wait()
-            check(expected, x, (op, dtype, count))
+            dist.reduce(x, SIZE - 1, action)
+            check(expected if RANK == SIZE - 1 else given[RANK], x, ("reduce", op, dtype))
             calls += 1
-        x = arrays.array(given[RANK])
-        dist.reduce(x, SIZE - 1, action)
-        check(expected if RANK == SIZE - 1 else given[RANK], x, ("reduce", op, dtype))
-        calls += 1
     return calls
 
 
@@ -203,6 +245,15 @@ def moves(dtype: np.dtype) -> int:
 def streams() -> dict[str, Any]:
     """Order behind a long kernel, arrays that are dropped, capture and replay. cupy only."""
     cupy = arrays.cupy
+    for part in (ordered, dropped, captured, captured_scratch):
+        with going_on(part.__name__):
+            part(cupy)
+    dist.barrier()
+    return {"captured": not gpu_arrays.failed}
+
+
+def ordered(cupy: Any) -> None:
+    """A call behind a kernel that takes long, on a stream of the program's."""
     slow = cupy.random.random((SIDE, SIDE), dtype="float32")
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x = cupy.zeros(1 << 20, "float32")
@@ -214,6 +265,10 @@ def streams() -> dict[str, Any]:
         y = x * 1
         stream.synchronize()
         assert float(y.min()) == float(y.max()) == SIZE
+
+
+def dropped(cupy: Any) -> None:
+    """Arrays of asynchronous calls that the program drops."""
     for _ in range(50):
         x = cupy.ones(1 << 18, "float32")
         work = dist.all_reduce(x, async_op=True)
@@ -223,6 +278,10 @@ def streams() -> dict[str, Any]:
         other = cupy.zeros(1 << 18, "float32")
         assert other.data.ptr != kept or work.is_completed()
         work.synchronize()
+
+
+def captured(cupy: Any) -> None:
+    """Calls in a graph, and what CUDA refuses."""
     x = cupy.ones(1000, "float32")
     y = cupy.zeros(1000, "float32")
     dist.all_reduce(x)  # connections are made outside of captures
@@ -235,14 +294,14 @@ def streams() -> dict[str, Any]:
         y += 1
         dist.all_reduce(y)
         y += 1
-        captured: Any = dist.all_reduce(y, async_op=True)
-        captured.wait()
+        inside: Any = dist.all_reduce(y, async_op=True)
+        inside.wait()
         graph = stream.end_capture()
         for other in (False, True):  # outside of its graph, and in another one
             if other:
                 stream.begin_capture()
             try:
-                captured.wait()
+                inside.wait()
             except dist.UnsupportedError:
                 pass
             else:
@@ -258,9 +317,6 @@ def streams() -> dict[str, Any]:
             for _ in range(2):
                 expected = (expected + 1) * SIZE
         assert float(y[0]) == expected, (float(y[0]), expected)
-    captured_scratch(cupy)
-    dist.barrier()
-    return {"captured": True}
 
 
 def captured_scratch(cupy: Any) -> None:
@@ -304,46 +360,50 @@ def as_soon_as_it_comes(group: Any) -> Iterator[None]:
 def faults() -> dict[str, Any]:
     """Different calls, a late rank, an abort, a dead rank: each a typed error, and soon; then the
     ranks that are left go on."""
-    found = {}
-    group: Any = dist.new_group(range(SIZE))
-    dist.all_reduce(arrays.array(np.ones(3)), group=group)
-    dist.all_reduce(arrays.array(np.ones(3 + RANK % 2)), group=group)
-    error, seconds = ended(group)
-    assert isinstance(error, dist.MismatchError), error
-    found["mismatch_s"] = round(seconds, 2)
-    dist.destroy_process_group(group)
-    group = dist.new_group(range(SIZE))
-    dist.all_reduce(arrays.array(np.ones(3)), group=group)
-    dist.barrier(group)
-    if RANK == 0:
-        dist.all_reduce(arrays.array(np.ones(3)), group=group, timeout=1.0)
-    error, seconds = ended(group)
-    assert isinstance(error, dist.DistTimeoutError), error
-    found["timeout_s"] = round(seconds, 2)
-    dist.destroy_process_group(group)
-    group = dist.new_group(range(SIZE))
-    dist.all_reduce(arrays.array(np.ones(3)), group=group)
-    with as_soon_as_it_comes(group):
+    found: dict[str, Any] = {}
+
+    def warm() -> Any:
+        group = dist.new_group(range(SIZE))
+        dist.all_reduce(arrays.array(np.ones(3)), group=group)
+        return group
+
+    def fails(name: str, group: Any, kind: type[BaseException]) -> None:
+        error, seconds = ended(group)
+        found[f"{name}_s"] = round(seconds, 2)
+        if not isinstance(error, kind):
+            say(name, False, raised=f"{type(error).__name__}: {error}"[:400])
+
+    with going_on("mismatch"):
+        group = warm()
+        dist.all_reduce(arrays.array(np.ones(3 + RANK % 2)), group=group)
+        fails("mismatch", group, dist.MismatchError)
+        dist.destroy_process_group(group)
+    with going_on("timeout"):
+        group = warm()
         dist.barrier(group)
         if RANK == 0:
-            dist.abort(group)
-        else:
-            dist.all_reduce(arrays.array(np.ones(3)), group=group)
-    error, seconds = ended(group)
-    assert isinstance(error, dist.GroupFailedError), error
-    found["abort_s"] = round(seconds, 2)
-    dist.destroy_process_group(group)
+            dist.all_reduce(arrays.array(np.ones(3)), group=group, timeout=1.0)
+        fails("timeout", group, dist.DistTimeoutError)
+        dist.destroy_process_group(group)
+    with going_on("abort"):
+        group = warm()
+        with as_soon_as_it_comes(group):
+            dist.barrier(group)
+            if RANK == 0:
+                dist.abort(group)
+            else:
+                dist.all_reduce(arrays.array(np.ones(3)), group=group)
+        fails("abort", group, dist.GroupFailedError)
+        dist.destroy_process_group(group)
     group = dist.group.WORLD
     with as_soon_as_it_comes(group):
         dist.barrier()
         if RANK == SIZE - 1:
             print(json.dumps({"rank": RANK, **found}), flush=True)
-            os._exit(0)
+            os._exit(bool(gpu_arrays.failed))
         dist.all_reduce(arrays.array(np.ones(3)))
-    error, seconds = ended(group)
-    assert isinstance(error, dist.DistError), error
-    found["death_s"] = round(seconds, 2)
-    found["death"] = type(error).__name__
+    fails("death", group, dist.DistError)
+    found["death"] = type(group.error).__name__  # type: ignore[union-attr]
     if SIZE > 1:
         left = dist.shrink_group()
         x = arrays.array(np.ones(3))
@@ -353,7 +413,13 @@ def faults() -> dict[str, Any]:
     return found
 
 
-STEPS = {"correctness": correctness, "streams": streams, "faults": faults, "overhead": overhead}
+STEPS = {
+    "correctness": correctness,
+    "sizes": sizes,
+    "streams": streams,
+    "faults": faults,
+    "overhead": overhead,
+}
 
 
 def main() -> None:
@@ -364,12 +430,16 @@ def main() -> None:
     first_kind = arrays
     dist.init_process_group("nccl", timeout=LIMIT)
     start = time.monotonic()
-    said = STEPS[sys.argv[1]]()
+    try:
+        said = STEPS[sys.argv[1]]()
+    except Exception as error:
+        say(sys.argv[1], False, raised=f"{type(error).__name__}: {error}"[:400])
+        raise
     dist.destroy_process_group()
     seconds = round(time.monotonic() - start, 1)
-    print(
-        json.dumps({"rank": RANK, **said, "seconds": seconds, **first_kind.versions()}), flush=True
-    )
+    told = {**said, "failed": gpu_arrays.failed, "seconds": seconds, **first_kind.versions()}
+    print(json.dumps({"rank": RANK, **told}), flush=True)
+    sys.exit(bool(gpu_arrays.failed))
 
 
 main()

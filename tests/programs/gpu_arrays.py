@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,30 @@ def share_a_gpu() -> None:
     over sockets on the loopback interface. Before anything reads these variables."""
     for name, value in SHARED.items():
         os.environ.setdefault(name, value)
+
+
+failed: list[str] = []  # checks, in this process
+
+
+def say(what: str, ok: Any, **more: Any) -> None:
+    """Print one check's result as a line of JSON."""
+    if not ok:
+        failed.append(what)
+    line = {"rank": RANK, "check": what, "ok": bool(ok), **more}
+    print(json.dumps(line, default=str), flush=True)
+
+
+@contextlib.contextmanager
+def check(what: str) -> Iterator[None]:
+    """Say what is raised inside, and go on, as long as the default group is well."""
+    import cydist as dist
+
+    try:
+        yield
+    except Exception as error:
+        say(what, False, raised=f"{type(error).__name__}: {error}"[:400])
+        if dist.is_initialized() and dist.group.WORLD.error is not None:  # type: ignore[union-attr]
+            raise
 
 
 class Cupy:
@@ -104,6 +130,15 @@ class Torch:
     def reduces(self, dtype: np.dtype) -> bool:
         return not dtype.name.startswith("float8")
 
+    def versions(self) -> dict[str, Any]:
+        from cydist.devices import cuda_driver
+
+        cuda = self.torch.cuda
+        return {
+            "torch": self.torch.__version__, "nccl": cuda_driver.loaded_nccl_version(),
+            "gpu": cuda.get_device_properties(0).name,
+        }  # fmt: skip
+
 
 def stand_in() -> Any:
     """With STANDIN=FOLDER what is built there takes the place of CUDA and of NCCL, below cupy and,
@@ -121,9 +156,13 @@ def stand_in() -> Any:
 
 
 def all_kinds() -> Iterator[Any]:
-    """The kinds of arrays that there are here; the first is whose versions are told."""
+    """The kinds of arrays that there are here; the first is whose versions are told. With
+    ONLY=torch there is no cupy, also not for cydist."""
     stand_in()
-    yield Cupy()
+    if os.environ.get("ONLY") == "torch":
+        sys.modules["cupy"] = None  # type: ignore[assignment]
+    else:
+        yield Cupy()
     # no torch, or one without a GPU
     with contextlib.suppress(ImportError):
         yield Torch()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cydist.devices import array_libraries
+from cydist.devices import array_libraries, cuda_driver
 from cydist.errors import RendezvousError
 from cydist.rendezvous import launcher_env
 from cydist.rendezvous.launcher_env import Placement
@@ -215,15 +215,37 @@ def test_default_backend_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher_env.default_backend() == "cpu:tcp,cuda:nccl"
 
 
+def test_tensors_never_go_to_the_cpu_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch works on a GPU, and "nccl" cannot be used, init_process_group says so."""
+    monkeypatch.setattr(launcher_env, "under_mpi", lambda: False)
+    monkeypatch.setattr(array_libraries, "has_nccl", lambda: False)
+    monkeypatch.setattr(array_libraries, "torch_works_on_gpus", lambda: True)
+    with pytest.warns(RuntimeWarning, match=r"'tcp' copies tensors through CPU memory"):
+        assert launcher_env.default_backend() == "tcp"
+
+
+@pytest.mark.parametrize(("version", "expected"), [(22809, True), (21899, False), (0, False)])
+def test_torch_alone_has_nccl(
+    monkeypatch: pytest.MonkeyPatch, version: int, expected: bool
+) -> None:
+    """Without cupy: the library that torch has loaded, if it is new enough."""
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)
+    monkeypatch.setattr(cuda_driver, "loaded_nccl_version", lambda: version)
+    assert array_libraries.has_nccl() is expected
+
+
 @pytest.mark.parametrize(
     ("cupy", "torch_works", "available", "versions", "gpu", "expected"),
     [
         (True, False, True, ("14.1.0", 22809), True, True),
-        (False, True, True, ("14.1.0", 21100), True, True),
+        (False, True, True, ("14.1.0", 21900), True, True),
         (False, False, True, ("14.1.0", 22809), True, False),
         (True, False, False, ("14.1.0", 22809), True, False),
         (True, False, True, ("14.0.1", 22809), True, False),
-        (True, False, True, ("14.1.0", 21003), True, False),
+        (True, False, True, ("14.1.0", 21899), True, False),
         (True, False, True, ("14.1.0", 22809), False, False),
     ],
     ids=[

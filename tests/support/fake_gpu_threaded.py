@@ -242,7 +242,7 @@ class Gpu:
         memory = (ctypes.c_ubyte * (count * kind.itemsize)).from_address(address)
         return np.frombuffer(memory, kind)
 
-    def identity(self) -> str:
+    def identity(self, version: int) -> str:
         return f"threads/{self.index}"
 
     def capability(self) -> int:

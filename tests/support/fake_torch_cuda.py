@@ -122,6 +122,9 @@ def install(folder: Path) -> Any:
         held = re.sub("([A-Z])", r"_\1", f"_{name}").lower()
         assert hasattr(torch.cuda, held)
         setattr(torch.cuda, held, _only)
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.get_device_properties = lambda device=None: _Properties()
     torch.cuda.graphs._cuda_isCurrentStreamCapturing = in_c["isCurrentStreamCapturing"]
     torch.cuda._initialized = torch._C._has_cuda = True
     torch.cuda.default_generators = (torch.Generator(),)
@@ -131,6 +134,12 @@ def install(folder: Path) -> Any:
     if os.environ.get("STANDIN_TORCH_NCCL"):
         _instead_of_nccl(importlib.import_module("torch.distributed"))
     return library
+
+
+class _Properties:
+    """Of the GPU."""
+
+    name, pci_domain_id, pci_bus_id, pci_device_id = "stand-in", 0, 0, 0
 
 
 def _instead_of_nccl(c10d: Any) -> None:
@@ -159,6 +168,8 @@ class _Tensors:
         torch = self.torch
         for name in ("empty", "ones", "zeros", "tensor", "as_tensor"):
             setattr(torch, name, self._made(getattr(torch, name)))
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "mul", "div"):
+            setattr(torch, name, self._synchronized(getattr(torch, name)))
         torch.Tensor.cuda = lambda tensor, *given: self.on_device(tensor)
         torch.Tensor.to = self._to(torch.Tensor.to)
         torch.Tensor.copy_ = self._copy(torch.Tensor.copy_)
@@ -169,7 +180,7 @@ class _Tensors:
     def _synchronized(self, function: Any) -> Any:
         @functools.wraps(function)
         def later(tensor: Any, *given: Any, **options: Any) -> Any:
-            if self.is_there(tensor):
+            if isinstance(tensor, self.torch.Tensor) and self.is_there(tensor):
                 _runtime().streamSynchronize(current())
             return function(tensor, *given, **options)
 
@@ -201,6 +212,10 @@ class _Tensors:
     def _made(self, function: Any) -> Any:
         @functools.wraps(function)
         def make(*given: Any, device: Any = None, pin_memory: bool = False, **options: Any) -> Any:
+            if given and (shown := getattr(given[0], "__cuda_array_interface__", None)):
+                assert device is not None
+                place = (ctypes.c_ubyte * shown["shape"][0]).from_address(shown["data"][0])
+                return self.torch.from_numpy(np.frombuffer(place, "u1"))
             made = function(*given, **options)
             there = device is not None and str(device).startswith("cuda")
             return self.on_device(made) if there and not self.is_there(made) else made
@@ -212,8 +227,9 @@ class _Tensors:
         def to(tensor: Any, *given: Any, **options: Any) -> Any:
             if given and str(given[0]).startswith("cuda"):
                 return self.on_device(tensor)
-            return function(tensor, *given, **options)
+            return synchronized(tensor, *given, **options)
 
+        synchronized = self._synchronized(function)
         return to
 
     def _copy(self, function: Any) -> Any:

@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from cydist import config
 from cydist._native import TcpLink, failpoint
@@ -45,7 +46,7 @@ from cydist.net.auth import ClientHandshake
 from cydist.net.encryption import check_encryption
 from cydist.net.interfaces import chosen_interfaces, family_of, interface_addresses
 from cydist.net.silence import peer_timeout, watch_idle
-from cydist.waiting import LONGEST_WAIT, LoopGuard
+from cydist.waiting import LONGEST_WAIT, LoopGuard, run_on_thread
 
 _log = Log("connections")
 
@@ -412,11 +413,8 @@ class Connections:
             del self._wanted[-1]
         if self._without_address and not self._asking:
             wanted = dict.fromkeys(peer for peer, _ in self._without_address)
-            threading.Thread(
-                target=self._find, args=(list(wanted),), daemon=True,
-                name=f"cydist-addresses-{self._rank}",
-            ).start()  # fmt: skip
             self._asking = True
+            run_on_thread(partial(self._find, list(wanted)), name=f"cydist-addresses-{self._rank}")
 
     def _find(self, wanted: list[int]) -> None:
         """On a thread of its own, as it blocks: ask for the addresses of these ranks."""

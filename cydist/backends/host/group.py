@@ -51,6 +51,7 @@ from cydist.groups.derived import other_ranks
 from cydist.groups.process_group import ProcessGroup
 from cydist.logs import DEBUG, Log
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
+from cydist.titles import describe_group
 from cydist.tuning import table as tuning_table
 from cydist.waiting import duration
 from cydist.work import Work
@@ -264,7 +265,9 @@ class HostGroup(ProcessGroup):
                 self.group_name, self.ranks,
             )  # fmt: skip
         members = self._membership.agree(excluded, deadline)
-        return self.subgroup(members, f"{self.group_name}:shrunk", self.timeout)
+        name = f"{self.group_name}:shrunk"
+        describe_group(name, self.group_desc)  # it takes this one's place
+        return self.subgroup(members, name, self.timeout)
 
     def leave_job(self, now: float) -> None:
         self._drain_until = now + DRAIN_SECONDS

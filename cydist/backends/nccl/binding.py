@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from cydist.backends.nccl.libnccl import LibNccl
@@ -25,6 +27,7 @@ IN_PROGRESS, TIMEOUT = 7, 8  # results without a text in cupy
 END_SECONDS = 10.0  # most seconds that a thread waits for another to end a communicator
 EXIT_SECONDS = 5.0  # most seconds that the end of a process waits for NCCL
 CALL_SECONDS = 0.5  # most seconds that an abort waits for a thread inside a call
+REVOKE_SECONDS = 2.0  # the same, after a revoke has ended that call
 INSTALL = (
     "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
     "the driver has it)"
@@ -53,10 +56,13 @@ class Communicator(Protocol):
     Attributes:
         calls: Lock held during a call, since a communicator takes one at a time.
         capability: The lowest of all ranks' GPUs: 90 for 9.0.
+        is_idle: Returns whether the GPU has passed all calls, and none has failed. It is asked at
+            the end of the process.
     """
 
     calls: threading.RLock
     capability: int
+    is_idle: Callable[[], bool]
 
     all_reduce: Callable[[int, int, int, int, int, int], None]  # send recv count type op stream
     reduce: Callable[[int, int, int, int, int, int, int], None]  # ... type op root stream
@@ -65,6 +71,7 @@ class Communicator(Protocol):
     all_gather: Callable[[int, int, int, int, int], None]  # send recv count type stream
     send: Callable[[int, int, int, int, int], None]  # address count type peer stream
     recv: Callable[[int, int, int, int, int], None]
+    all_to_all: Callable[[int, int, int, int, int], None] | None  # as all_gather; None: not there
 
     def async_error(self) -> str:
         """Return the asynchronous error since the last call; "" for none."""
@@ -76,6 +83,14 @@ class Communicator(Protocol):
     def drop_premul(self, op: int) -> None:
         """Free the operation, outside of groups, after all calls that use it have returned. The end
         of its communicator also frees it."""
+
+    def revoke(self) -> bool:
+        """End the calls under way, also one that blocks a thread, and free nothing. Return False if
+        NCCL cannot."""
+
+    def end_on_thread(self, task: Callable[[], object]) -> threading.Event:
+        """Run `task`, which ends the communicator, on the communicator's own thread. Return the
+        event of its end. A later task is not run: it returns the first one's event."""
 
     def abort(self) -> None:
         """End the calls under way, and the communicator. Idempotent; may take a while."""
@@ -152,17 +167,61 @@ class CupyNccl:
 alive: set[Any] = set()  # communicators that have not ended
 
 
+def bound_all_to_all(comm: Any, libnccl: LibNccl, pointer: int) -> Any:
+    """Return NCCL's own all-to-all of a communicator; None if NCCL has none."""
+    function = libnccl.all_to_all()
+    if function is None:
+        return None
+
+    def call(send: int, recv: int, count: int, type_code: int, stream: int) -> None:
+        comm._check()
+        if code := function(send, recv, count, type_code, pointer, stream):
+            raise NcclError(f"{libnccl.text(code)} ({libnccl.last_error()})", code)
+
+    return call
+
+
 class EndsOnce:
     """The end of a communicator. The first thread that requests it runs it, and the others wait,
-    since two would free it twice. The communicator is `alive` until that is over."""
+    since two would free it twice. The communicator is `alive` until that is over.
+
+    A thread of its own waits to end it. CPython 3.12 and later start no thread once the interpreter
+    ends, so this one is started with the communicator.
+    """
 
     def __init__(self) -> None:
         self.calls = threading.RLock()
         self.capability = 0
+        self.is_idle: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()
         self._ended = False
         self._gone = threading.Event()
+        self._pid = os.getpid()
+        self._task: Callable[[], object] | None = None
+        self._task_lock = threading.Lock()
+        self._task_wanted, self._task_over = threading.Event(), threading.Event()
         alive.add(self)
+        threading.Thread(target=self._run_task, name="cydist-nccl-end", daemon=True).start()
+
+    def _run_task(self) -> None:
+        self._task_wanted.wait()
+        try:
+            if self._task is not None:
+                self._task()
+        finally:
+            self._task_over.set()
+
+    def end_on_thread(self, task: Callable[[], object]) -> threading.Event:
+        """Run `task`, which ends the communicator, on its own thread; return the event of the first
+        task's end."""
+        if os.getpid() != self._pid:  # a forked child has neither the thread nor the communicator
+            self._task_over.set()
+            return self._task_over
+        with self._task_lock:
+            if self._task is None:
+                self._task = task
+        self._task_wanted.set()
+        return self._task_over
 
     def _check(self) -> None:
         """Raise if the communicator has ended: its address may be another's by now."""
@@ -181,6 +240,7 @@ class EndsOnce:
         finally:
             alive.discard(self)
             self._gone.set()
+            self._task_wanted.set()  # its thread has nothing left to do
 
 
 class CupyCommunicator(EndsOnce):
@@ -204,6 +264,7 @@ class CupyCommunicator(EndsOnce):
         self._pointer = int(comm.comm)
         self._libnccl = libnccl
         self._as_nccl_error = as_nccl_error
+        self.all_to_all = bound_all_to_all(self, libnccl, self._pointer)
         super().__init__()
 
     def async_error(self) -> str:
@@ -233,6 +294,10 @@ class CupyCommunicator(EndsOnce):
             if not self._ended:
                 self._libnccl.drop_premul(self._pointer, op)
 
+    def revoke(self) -> bool:
+        with self._lock:
+            return not self._ended and self._libnccl.revoke(self._pointer)
+
     def abort(self) -> None:
         self._end(self._comm.abort)
 
@@ -240,26 +305,28 @@ class CupyCommunicator(EndsOnce):
         self._end(lambda: self._libnccl.finalize(self._pointer), self._comm.destroy)
 
 
-def abort_all() -> None:
+def end_all() -> None:
     """End all remaining communicators before the process ends, without depending on NCCL's
     return."""
-    threads = [threading.Thread(target=_abort, args=(each,), daemon=True) for each in tuple(alive)]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + EXIT_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+    ends = [each.end_on_thread(partial(_end_at_exit, each)) for each in tuple(alive)]
+    limit = time.monotonic() + EXIT_SECONDS
+    for each in ends:
+        each.wait(max(0.0, limit - time.monotonic()))
 
 
-def _abort(comm: Communicator) -> None:
-    """Abort it when no thread is in one of its calls, or after a while, since the abort also frees
-    a thread that hangs."""
+def _end_at_exit(comm: Communicator) -> None:
+    """End it when no thread is in one of its calls, or after a while.
+
+    The GPU may have passed the last call before NCCL has sent its last bytes to the next rank. A
+    destroy sends them, and an abort drops them. So a communicator that is idle is destroyed.
+    """
     free = comm.calls.acquire(timeout=CALL_SECONDS)
-    try:
-        comm.abort()
-    finally:
-        if free:
-            comm.calls.release()
+    if free and comm.is_idle():
+        comm.destroy()
+        return
+    if not free and comm.revoke():
+        free = comm.calls.acquire(timeout=REVOKE_SECONDS)
+    comm.abort()
 
 
 def load_cupy() -> Any:
@@ -281,8 +348,8 @@ def load_cupy() -> Any:
         )
     if not nccl.available:
         raise UnsupportedError(
-            "backend 'nccl' needs NCCL, and cupy finds no libnccl.so.2: "
-            f"{INSTALL}; CUPY_DEBUG_LIBRARY_LOAD=1 shows where cupy looks"
+            "backend 'nccl' needs NCCL 2.19 or later, and cupy finds no libnccl.so.2, or one that "
+            f"lacks functions: {INSTALL}; CUPY_DEBUG_LIBRARY_LOAD=1 shows where cupy looks"
         )
     return nccl
 

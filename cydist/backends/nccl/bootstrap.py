@@ -157,9 +157,8 @@ def join(
     Raises RendezvousError if ranks are missing or do not fit together, DistBackendError for NCCL's
     errors, DistTimeoutError if NCCL does not return; its thread then stays in it.
     """
-    own = {
-        "version": binding.version(), "gpu": gpu.identity(), "capability": gpu.capability(),
-    }  # fmt: skip
+    version = binding.version()
+    own = {"version": version, "gpu": gpu.identity(version), "capability": gpu.capability()}
     said = [
         json.loads(text) for text in exchange.all_ranks("here", json.dumps(own).encode(), deadline)
     ]

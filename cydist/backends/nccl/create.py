@@ -8,8 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from cydist import config
-from cydist.backends.nccl.binding import INSTALL, Binding, CupyNccl, abort_all, version_text
+from cydist.backends.nccl.binding import INSTALL, Binding, CupyNccl, end_all, version_text
 from cydist.backends.nccl.bootstrap import current_gpu, store_exchange
+from cydist.backends.nccl.cuda import through_torch
 from cydist.backends.nccl.group import make
 from cydist.backends.nccl.host_group import ControlGroup
 from cydist.backends.nccl.options import high_priority
@@ -51,7 +52,7 @@ def binding() -> Binding:
 
     def end() -> None:
         if os.getpid() == pid:
-            abort_all()
+            end_all()
 
     # Communicators that still exist at the interpreter's end are ended here, not by the garbage
     # collector.
@@ -60,7 +61,8 @@ def binding() -> Binding:
 
 
 def load() -> Binding:
-    """Return the installed binding: cupy's, unless CYDIST_NCCL_BINDING is nccl4py.
+    """Return the binding that CYDIST_NCCL_BINDING names; by default cupy's, and without cupy
+    torch's.
 
     Raises UnsupportedError if there is none, or NCCL is too old; ValueError for another setting.
     """
@@ -70,13 +72,17 @@ def load() -> Binding:
         from cydist.backends.nccl.nccl4py import Nccl4py
 
         binding = Nccl4py()
+    elif through_torch():
+        from cydist.backends.nccl.torch_nccl import TorchNccl
+
+        binding = TorchNccl()
     elif wanted in ("", "cupy"):
         binding = CupyNccl()
     else:
-        raise ValueError(f"CYDIST_NCCL_BINDING={wanted!r}: there are cupy and nccl4py")
+        raise ValueError(f"CYDIST_NCCL_BINDING={wanted!r}: there are cupy, torch and nccl4py")
     if binding.version() < NCCL_MINIMUM:
         raise UnsupportedError(
-            "backend 'nccl' needs NCCL 2.11 or later, and "
+            f"backend 'nccl' needs NCCL {version_text(NCCL_MINIMUM)} or later, and "
             f"{version_text(binding.version())} is loaded: {INSTALL}"
         )
     return binding

@@ -32,7 +32,7 @@ class StreamEnqueuer:
     Attributes:
         blocking_wait: Whether calls block until the GPU has passed them, as NCCL_BLOCKING_WAIT
             asks.
-        captured: Memory that CUDA graphs still use.
+        captured: Scratch memory that CUDA graphs still use. Their arrays are the program's to keep.
         capturing: Whether the call that is being enqueued is captured into a CUDA graph.
     """
 
@@ -56,6 +56,7 @@ class StreamEnqueuer:
         self.capturing = False
         self._flight: InFlight | None = None  # of the call that is being enqueued
         self._stream = 0  # the same
+        self._scratch: list[object] = []  # the same
 
     def start_work(
         self,
@@ -96,7 +97,7 @@ class StreamEnqueuer:
             self._streams.check_own(call.name)
         self.capturing = capturing
         flight = InFlight(call, (body, array, result), stream)
-        self._stream, self._flight = stream, flight
+        self._stream, self._flight, self._scratch = stream, flight, []
         try:  # a signal handler may raise anywhere: then no thread must wait for this call
             if not capturing:
                 self._watch.add(flight)
@@ -119,7 +120,7 @@ class StreamEnqueuer:
             raise
         finally:
             call.over = True
-            self._flight = None
+            self._flight, self._scratch = None, []
         return flight, capturing
 
     def _record(self, flight: InFlight, stream: int, capturing: bool) -> None:
@@ -131,13 +132,18 @@ class StreamEnqueuer:
         if capturing:
             flight.captured = flight.over = True
             flight.capture = self._gpu.capture(stream)
-            self.captured.append((event, flight.keep))
+            flight.keep = None
+            if not self._gpu.lib.keeps_captured_memory:
+                self.captured += self._scratch
+            self.captured += array_libraries.take_captured_memory()
+            self._watch.add_captured(flight.call.name)
 
     def run(self, items: Sequence[PlannedCall]) -> None:
         """Run plans on the stream of the call that is being enqueued, or was last."""
         scratch = self._runner.run(items, self._stream)
         if scratch and self._flight is not None:
             self._flight.keep = (self._flight.keep, scratch)
+            self._scratch += scratch
 
     def message_work(
         self, call: StreamCall, array: Array, packed: Array, source: int | None

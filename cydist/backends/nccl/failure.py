@@ -7,11 +7,12 @@ import os
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from cydist import config
 from cydist._native import CallRecord
-from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE
+from cydist.backends.nccl.binding import CALL_SECONDS, REMOTE, REVOKE_SECONDS
 from cydist.backends.nccl.call_check import CallCheck, CallsDiffer, HostNoteChannel
 from cydist.backends.nccl.watchdog import WATCHDOG, GroupWatch
 from cydist.errors import (
@@ -71,6 +72,7 @@ class FailureHandler:
         self._lock = comm.calls  # a thread holds it during a call, after `check_usable`
         self._gpu = gpu
         self._control = control
+        self._ending_began: float | None = None
         self._ended_by: StreamCall | None = None  # the call in which this rank saw the failure
         self.broadcasting = threading.RLock()
         self.is_over = streams.is_over
@@ -78,6 +80,8 @@ class FailureHandler:
             self, CallCheck(HostNoteChannel(host)) if group.size() > 1 else None
         )
         WATCHDOG.add(self.watch)
+        idle = weakref.WeakMethod(self.is_idle)
+        comm.is_idle = lambda: (ask := idle()) is not None and ask()
 
     # Events from the watchdog.
 
@@ -97,6 +101,8 @@ class FailureHandler:
         """Fail the group because the call's deadline has passed."""
         call_check = self.watch.call_check
         text = f"{self._describe(call)}: timeout: the GPU has not come past it"
+        if blocked := WATCHDOG.blocked_seconds:
+            text += f", and CUDA has not answered for {blocked:.3g} s"
         ranks: tuple[int, ...] = ()
         if call_check is not None and call.seq > call_check.before_reached:
             before = self._rank_before()
@@ -232,7 +238,7 @@ class FailureHandler:
             if self._control is not None:
                 self._control.broadcast(error)
             self._host.fail(error, call)
-        _join(ending)
+        self._join(ending)
         self._end_process(error)
 
     def _set_error(self, error: BaseException, call: str = "") -> None:
@@ -242,7 +248,7 @@ class FailureHandler:
     def _end_process(self, error: BaseException) -> None:
         """End the process if the user has chosen that, so that no program goes on with a failed
         call's results."""
-        if config.NCCL_ERROR_HANDLING.get().strip() in ("1", "3"):
+        if _ends_process():
             here = self._own_rank()
             sys.stderr.write(
                 f"cydist: rank {here} ends, as asked: {type(error).__name__}: {error}\n"
@@ -269,20 +275,33 @@ class FailureHandler:
     def end_comm(self, *, abort: bool) -> bool:
         """End the communicator, and return whether NCCL has returned within ABORT_SECONDS."""
         ending = self._ending(abort=abort)
-        _join(ending)
-        return not ending.is_alive()
+        self._join(ending)
+        return ending.is_set()
 
-    def _ending(self, *, abort: bool) -> threading.Thread:
-        """Return a thread that ends the communicator."""
+    def is_idle(self) -> bool:
+        """Return whether no call is under way and the group is well. Graphs with captured calls may
+        run at any time."""
+        with contextlib.suppress(Exception):
+            self._gpu.adopt()
+        self.watch.query()
+        watch = self.watch
+        return self._group.error is None and watch.oldest is None and watch.captured is None
+
+    def _ending(self, *, abort: bool) -> threading.Event:
+        """End the communicator on its own thread. Return the event of its end."""
         comm, gpu = self._comm, self._gpu
+        if self._ending_began is None:
+            self._ending_began = time.monotonic()
         # Checked here, since this thread may itself be in a call.
         nobody = self._wait_until_left(0.0)
 
-        def run() -> None:
-            # The communicator must not vanish under a thread that is about to call NCCL. But a
-            # thread that hangs in NCCL returns only through the abort.
-            if not nobody:
-                self._wait_until_left(CALL_SECONDS)
+        def end() -> None:
+            # An abort frees the communicator, so no thread may be in one of its calls. A thread
+            # that hangs in NCCL returns only if the call is ended: by a revoke, which frees
+            # nothing, or, with an older NCCL, by the abort.
+            left = nobody or self._wait_until_left(CALL_SECONDS)
+            if abort and not left and comm.revoke():
+                self._wait_until_left(REVOKE_SECONDS)
             # A new thread is on GPU 0 at first, and would leave a context there.
             with contextlib.suppress(Exception):  # the thread goes on if that fails
                 gpu.adopt()
@@ -291,9 +310,14 @@ class FailureHandler:
             else:
                 comm.destroy()
 
-        thread = threading.Thread(target=run, name="cydist-nccl-end", daemon=True)
-        thread.start()
-        return thread
+        return comm.end_on_thread(end)
+
+    def _join(self, ending: threading.Event) -> None:
+        """Wait for the communicator's end, except in the watchdog's thread, which has other groups.
+        The ends of several groups that hang take no longer than one."""
+        if threading.current_thread().name != "cydist-nccl-watch":
+            began = time.monotonic() if self._ending_began is None else self._ending_began
+            ending.wait(max(0.0, began + ABORT_SECONDS - time.monotonic()))
 
     def _wait_until_left(self, seconds: float) -> bool:
         """Wait until no other thread is in a call. New calls are refused by now."""
@@ -355,12 +379,20 @@ class FailureHandler:
         )
 
 
+def _ends_process() -> bool:
+    """Return whether the user wants a failed group to end its process. torchrun sets torch's
+    variable to 1 by itself, which is no choice of the user's."""
+    ours, torchs, old = config.NCCL_ERROR_HANDLING.names
+    by_torchrun = (
+        os.environ.get(torchs) == "1"
+        and "TORCHELASTIC_RUN_ID" in os.environ
+        and config.RUN_ID.names[0] not in os.environ  # cydistrun has it, and leaves torch's alone
+    )
+    names = (ours, old) if by_torchrun else (ours, torchs, old)
+    value = next((os.environ[each] for each in names if each in os.environ), "")
+    return value.strip() in ("1", "3")
+
+
 def describe_call(call: CallRecord) -> str:
     """Return "all_reduce #12"; messages have no number."""
     return f"{call.name} #{call.seq}" if call.seq else call.name
-
-
-def _join(ending: threading.Thread) -> None:
-    """Wait for a communicator's end, except in the watchdog's thread, which has other groups."""
-    if threading.current_thread().name != "cydist-nccl-watch":
-        ending.join(ABORT_SECONDS)

@@ -171,7 +171,6 @@ class NcclGroup(ProcessGroup):
                 flight, capturing = self.enqueuer.enqueue(
                     call, array, [stream], stream, body, result
                 )
-                flight.reusable = not capturing
                 if own and not capturing:
                     # Later work of this stream runs after the call, so the library may reuse the
                     # memory.
@@ -307,7 +306,7 @@ class NcclGroup(ProcessGroup):
         kind, factor = op_and_factor(op)
         how = reduction(kind, array.dtype_name, self._size == 1)
         if self._size == 1:
-            if how.scale:
+            if how.scale and not (self.gpu.lib.name == "torch" and how.scale == "bfloat16"):
                 check_factor(call.name, how.scale)
         elif array.dtype_name in FLOAT8:  # CUDA and NCCL are slow to report their versions
             check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)

@@ -103,6 +103,8 @@ class Nccl4pyCommunicator(EndsOnce):
         self.all_gather = bound(nccl.all_gather)
         self.send = bound(nccl.send)
         self.recv = bound(nccl.recv)
+        # Grouped sends and receives do the same.
+        self.all_to_all: Callable[[int, int, int, int, int], None] | None = None
 
     def async_error(self) -> str:
         with self._lock:  # it must not end during this query
@@ -123,6 +125,17 @@ class Nccl4pyCommunicator(EndsOnce):
         with self._lock:
             if not self._ended:
                 self._nccl.red_op_destroy(op, self._comm)
+
+    def revoke(self) -> bool:
+        revoke = getattr(self._nccl, "comm_revoke", None)  # NCCL has it from 2.28 on
+        with self._lock:
+            if self._ended or revoke is None:
+                return False
+            try:
+                revoke(self._comm, 0)
+            except Exception:  # the loaded library has none, or refuses it
+                return False
+        return True
 
     def abort(self) -> None:
         self._end(lambda: self._nccl.comm_abort(self._comm))

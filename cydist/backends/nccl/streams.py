@@ -41,8 +41,8 @@ class GroupStreams:
         stream."""
         if self._gpu.is_captured(self.own):
             raise UnsupportedError(
-                f"{name}: a CUDA graph that is being captured has a call of group "
-                f"{self._group.group_name!r}, and this one comes from outside of it, which would "
+                f"{name}: a CUDA graph that is being captured has a call of "
+                f"{self._group.title}, and this one comes from outside of it, which would "
                 "end the capture: make it on the stream that is captured, or when the capture has "
                 "ended",
                 op=name, group=self._group.group_name,

@@ -1,12 +1,16 @@
-"""The watchdog: a thread that watches every call until it has ended.
+"""The watchdog: two threads that watch every call until it has ended.
 
 A call on a stream cannot raise. So the watchdog checks its event, NCCL's asynchronous error, its
 deadline, and whether the neighbours make the same call. Any error fails the group.
+
+A query of CUDA may block behind the call that hangs. So one thread queries events, and another one,
+which calls nothing of CUDA, looks at everything else and fails the group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -21,6 +25,8 @@ from cydist.backends.nccl.call_check import CallCheck, CallsDiffer
 from cydist.errors import DistError
 
 PERIOD = 0.1  # seconds
+CAPTURED_PERIOD = 1.0  # the same, of groups whose calls are all in CUDA graphs
+QUERY_SECONDS = 1.0  # most seconds that a look at the clock waits for queries of CUDA
 
 
 class StreamCall(CallRecord):
@@ -35,14 +41,16 @@ class InFlight:
     Attributes:
         stream: Its stream.
         event: After it on its stream; None: the calling thread is still in the call.
-        keep: Objects that must stay alive until then.
+        keep: Objects that must stay alive until then. A thread of the program drops them, since
+            freeing memory of the GPU may block.
         over: It has succeeded.
         captured: It is part of a CUDA graph: its event is not queried, and only streams that are
             captured with it may wait for it.
         capture: The number of that capture, if it is known.
+        events: Takes the event back with the end of this record. Destroying it might block.
     """
 
-    __slots__ = ("call", "capture", "captured", "event", "keep", "over", "reusable", "stream")
+    __slots__ = ("call", "capture", "captured", "event", "events", "keep", "over", "stream")
 
     def __init__(self, call: StreamCall, keep: object, stream: int) -> None:
         self.call = call
@@ -52,14 +60,18 @@ class InFlight:
         self.over = False
         self.captured = False
         self.capture: int | None = None
-        self.reusable = False
+        self.events: deque[Any] | None = None
+
+    def __del__(self) -> None:
+        if self.events is not None and self.event is not None and not self.captured:
+            self.events.append(self.event)
 
 
 class WatchedGroup(Protocol):
     """A group, from the watchdog's view."""
 
     def prepare_thread(self) -> None:
-        """Prepare the calling thread to poll this group, until it polls another one."""
+        """Prepare the calling thread to query this group's events, until it queries another's."""
 
     def is_over(self, flight: InFlight) -> bool:
         """Return whether the stream has passed the event. Raises the device's error."""
@@ -91,6 +103,10 @@ class GroupWatch:
 
     Args:
         call_check: None in a group of one rank.
+
+    Attributes:
+        captured: Stands for the group's calls in CUDA graphs, which may run at any time; None: it
+            has none.
     """
 
     def __init__(
@@ -104,14 +120,34 @@ class GroupWatch:
         self._clock = clock
         self._flights: deque[InFlight] = deque()
         self._spare: deque[Any] = deque()
+        self._dropped: deque[object] = deque()  # of calls that are over
+        self.captured: StreamCall | None = None
         self.ended = False
-        self._lock = threading.Lock()  # guards polling
+        self._lock = threading.Lock()  # guards looking for failures
+        self._query_lock = threading.Lock()  # a thread queries CUDA
+        self._device_error: tuple[StreamCall, BaseException] | None = None
         self._seen_lost = False
 
     def add(self, flight: InFlight) -> None:
         """Watch the call from now on."""
+        flight.events = self._spare
         self._flights.append(flight)
         WATCHDOG.wake()
+        if self._dropped:
+            self.release()
+
+    def add_captured(self, name: str) -> None:
+        """Look after replays of a CUDA graph with a call of this name. Their deadlines are unknown,
+        but not that a rank is lost."""
+        if self.captured is None:
+            self.captured = StreamCall(f"a CUDA graph's {name}", 0, math.inf)
+            WATCHDOG.wake()
+
+    def release(self) -> None:
+        """Drop arrays of calls that are over, on the calling thread, one of the program's."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._dropped.popleft()
 
     def discard(self, flight: InFlight) -> None:
         """Drop a call that was refused before it had any effect."""
@@ -120,7 +156,10 @@ class GroupWatch:
 
     def spare_event(self) -> Any:
         """Return the event of a completed call for reuse; None if there is none."""
-        return self._spare.popleft() if self._spare else None
+        try:
+            return self._spare.popleft()
+        except IndexError:
+            return None
 
     @property
     def oldest(self) -> StreamCall | None:
@@ -135,13 +174,31 @@ class GroupWatch:
         )
 
     def prepare_thread(self) -> None:
-        """Prepare the watchdog's thread to poll, even if the device cannot be used."""
+        """Prepare the watchdog's thread to query, even if the device cannot be used."""
         if not self.ended:
             with contextlib.suppress(Exception):
                 self._group.prepare_thread()
 
     def poll(self) -> None:
-        """Poll once."""
+        """Query CUDA, and look for failures, once."""
+        self.query()
+        self.look()
+
+    def query(self) -> None:
+        """Find out which calls are over. CUDA may block this thread behind a call that hangs."""
+        if not self._query_lock.acquire(blocking=False):
+            return  # another thread does
+        try:
+            if not self.ended:
+                self._complete()
+        except Exception as raised:
+            if self._device_error is None and (call := self.oldest) is not None:
+                self._device_error = call, raised
+        finally:
+            self._query_lock.release()
+
+    def look(self) -> None:
+        """Look for failures once, without a call of CUDA."""
         fail = None
         with self._lock:
             if not self.ended:
@@ -153,11 +210,9 @@ class GroupWatch:
     def _find_failure(self) -> Callable[[], None] | None:
         """Return a function that fails the group; None while no failure is known."""
         group = self._group
-        try:
-            self._complete()
-        except Exception as raised:
-            call, found = self._flights[0].call, raised
-            return lambda: group.on_device_error(call, found)
+        if self._device_error is not None:
+            refused, found = self._device_error
+            return lambda: group.on_device_error(refused, found)
         if (told := group.control_error()) is not None:
             error = told
             return lambda: group.on_control_error(error)
@@ -167,9 +222,9 @@ class GroupWatch:
             except CallsDiffer as differ:
                 difference = differ
                 return lambda: group.on_mismatch(difference)
-        if not self._flights:
+        call = self.oldest or self.captured
+        if call is None:
             return None
-        call = self._flights[0].call
         if text := group.async_error():
             return lambda: group.on_device_error(call, text)
         if self.call_check is not None and (lost := self.call_check.lost) is not None:
@@ -178,7 +233,8 @@ class GroupWatch:
                 return lambda: group.on_lost_peer(call, lost)
             self._seen_lost = True
         # A later call may be due before the first.
-        first = min((flight.call for flight in tuple(self._flights)), key=lambda c: c.deadline)
+        calls = (flight.call for flight in tuple(self._flights))
+        first = min(calls, key=lambda each: each.deadline, default=call)
         return (lambda: group.on_timeout(first)) if self._clock() > first.deadline else None
 
     def _complete(self) -> None:
@@ -193,11 +249,11 @@ class GroupWatch:
             reached = bisect_left(flights, True, key=lambda each: not self._group.is_over(each))
             for flight in flights[:reached]:
                 flight.over = True
-                flight.keep = None
+                if (kept := flight.keep) is not None:
+                    self._dropped.append(kept)
+                    flight.keep = None
         while self._flights and self._flights[0].over:
-            flight = self._flights.popleft()
-            if flight.reusable:
-                self._spare.append(flight.event)
+            self._flights.popleft()
 
     def stop(self) -> None:
         """Stop watching a failed group."""
@@ -217,15 +273,63 @@ class GroupWatch:
             self.call_check.send_goodbye(seconds)
 
 
+class EventQueries:
+    """The thread that queries CUDA for the watchdog, in rounds.
+
+    Attributes:
+        blocked_since: When CUDA was asked what it has not answered yet; None: it has.
+    """
+
+    def __init__(self) -> None:
+        self._watches: list[GroupWatch] = []
+        self._wanted, self._over = threading.Event(), threading.Event()
+        self._over.set()
+        self.blocked_since: float | None = None
+        threading.Thread(target=self._run, name="cydist-nccl-query", daemon=True).start()
+
+    def query(self, watches: list[GroupWatch]) -> None:
+        """Query these groups' calls, and wait a while for the answers. If the last round still
+        waits for CUDA, return at once."""
+        if not self._over.is_set():
+            return
+        self.blocked_since = time.monotonic()
+        self._over.clear()
+        self._watches = watches
+        self._wanted.set()
+        if self._over.wait(QUERY_SECONDS):
+            self.blocked_since = None
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            watches, self._watches = self._watches, []
+            for watch in watches:
+                with contextlib.suppress(Exception):
+                    watch.prepare_thread()
+                    watch.query()
+            del watches
+            with contextlib.suppress(NameError):
+                del watch
+            self._over.set()
+
+
 class Watchdog:
-    """The watchdog thread. It sleeps while no call is under way. A forked child has none until its
-    first call."""
+    """The watchdog's threads. They sleep while no call is under way. A forked child has none until
+    its first call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: weakref.WeakSet[GroupWatch] = weakref.WeakSet()
         self._work = threading.Event()
+        self._queries: EventQueries | None = None
         self._pid = 0
+
+    @property
+    def blocked_seconds(self) -> float:
+        """Return for how long CUDA has not answered the watchdog's query."""
+        since = None if self._queries is None else self._queries.blocked_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def add(self, watch: GroupWatch) -> None:
         """Add a group to watch."""
@@ -234,7 +338,10 @@ class Watchdog:
                 self._pid = os.getpid()
                 self._watches = weakref.WeakSet()
                 self._work = threading.Event()
-                threading.Thread(target=self._run, name="cydist-nccl-watch", daemon=True).start()
+                self._queries = EventQueries()
+                threading.Thread(
+                    target=self._run, args=(self._queries,), name="cydist-nccl-watch", daemon=True
+                ).start()
             self._watches.add(watch)
 
     def wake(self) -> None:
@@ -242,20 +349,26 @@ class Watchdog:
         if not self._work.is_set():
             self._work.set()
 
-    def _run(self) -> None:
+    def _run(self, queries: EventQueries) -> None:
+        period = None
         while True:
-            self._work.wait()
+            self._work.wait(period)
             time.sleep(PERIOD)
             self._work.clear()
             with self._lock:
                 watches = list(self._watches)
+            period = None
+            queries.query([watch for watch in watches if watch.oldest is not None])
             for watch in watches:
                 with contextlib.suppress(Exception):  # the group has failed, as its calls will find
-                    watch.prepare_thread()
-                    watch.poll()
+                    watch.look()
                 if watch.in_flight:
                     self._work.set()
+                if watch.captured is not None and not watch.ended:
+                    period = CAPTURED_PERIOD
             del watches
+            with contextlib.suppress(NameError):
+                del watch
 
 
 WATCHDOG = Watchdog()

@@ -61,7 +61,9 @@ class StreamWork(Work):
         self._raise()
         if timeout is not None or self._blocking:
             self._block(timeout)
+            self.flight.keep = None
         waiting = self._group_streams.make_wait(self.flight, self._library)
+        self._failures.watch.release()
         # Memory that is freed now is reused only after the work that the streams wait for.
         if set(waiting) <= set(self.streams):
             self.flight.keep = None
@@ -70,6 +72,8 @@ class StreamWork(Work):
         """Block the calling thread until the call is over."""
         self._raise()
         self._block(None)
+        self.flight.keep = None
+        self._failures.watch.release()
 
     def _on_thread(self, task: Callable[[], None]) -> None:
         """Complete a future when the GPU has passed the call."""

@@ -26,10 +26,12 @@ from cydist.interop.torch import sparse
 from cydist.interop.torch.compiler import run_as_written
 from cydist.interop.torch.options import op_of, options_of, rooted_options, single_entry, timeout_of
 from cydist.interop.torch.work import BLOCKING, DoneWork, PendingWork, SeveralWorks
+from cydist.titles import describe_group
 from cydist.waiting import duration
 from cydist.work import Work
 
 DEVICES = ("cpu", "cuda")  # devices whose tensors it takes; GPU tensors are staged through the host
+TORCHS_OWN = ("default_pg", "undefined", "")  # descriptions that no user gave
 Limit = timedelta | None
 
 
@@ -104,6 +106,9 @@ class Group(dist.ProcessGroup):
 
     def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
+        if desc not in TORCHS_OWN and desc != self._name:
+            describe_group(self._host.group_name, desc)
+            self._host.group_desc = desc
 
     _set_group_name = setGroupName
     _set_group_desc = setGroupDesc

@@ -22,6 +22,7 @@ enum { CALL, SIGNAL, WAIT };
 enum { GLOBAL, THREAD_LOCAL, RELAXED };
 enum { NON_BLOCKING = 1 };
 enum { MOST_STREAMS = 16, MOST_ALIVE = 4096, POISON = 0xA5 };
+enum { QUEUE = 1024 };                  /* launches that a stream takes before one blocks */
 
 typedef struct { int done; } Point;     /* a place on a stream, which is over or not */
 
@@ -62,6 +63,9 @@ static Stream *alive[MOST_ALIVE] = {&legacy};
 static int alive_count = 1;
 static Capture *captures;               /* under way */
 static uint64_t capture_numbers;
+static int blocked;                     /* threads in a launch behind a call of NCCL that hangs */
+static void (*nccl_run)(void *task);
+static void *(*nccl_again)(void *task);
 static _Thread_local int thread_mode = GLOBAL;
 static PyObject *(*check_status)(int status, int skip);
 
@@ -120,11 +124,30 @@ static void append(Stream *stream, Op op) {
     pthread_cond_broadcast(&change);
 }
 
+/* A thread that blocks in a launch holds a lock which these functions of CUDA's need. Some are
+ * called with Python's lock: then all threads wait. */
+static void take_locks(void) {
+    pthread_mutex_lock(&lock);
+    while (blocked) pthread_cond_wait(&change, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static int stands_behind_nccl(const Stream *stream) {
+    return stream->issued - stream->done >= QUEUE && stream->first && stream->first->kind == CALL
+        && stream->first->run == nccl_run;
+}
+
 /* Something to do; 1: it became part of a graph. */
 static int put(intptr_t handle, void (*run)(void *), void *(*again)(void *), void *given) {
     pthread_mutex_lock(&lock);
     Stream *stream = stream_of(handle);
     Capture *capture = stream->capture;
+    if (!capture && stands_behind_nccl(stream)) {
+        blocked++;
+        while (stands_behind_nccl(stream)) pthread_cond_wait(&change, &lock);
+        blocked--;
+        pthread_cond_broadcast(&change);
+    }
     if (capture) {
         Op *op = malloc(sizeof *op);
         *op = (Op){CALL, run, again, given, NULL, NULL};
@@ -209,6 +232,7 @@ intptr_t host_eventCreateWithFlags(unsigned flags, int skip) {
 }
 PyObject *host_eventDestroy(intptr_t event, int skip) {
     (void)skip;
+    take_locks();
     free((Event *)event);               /* its point stays for those who wait */
     Py_RETURN_NONE;
 }
@@ -277,6 +301,7 @@ static int query(const Event *event) {
 }
 
 int cuEventQuery(void *event) {
+    take_locks();
     pthread_mutex_lock(&lock);
     int status = query(event);
     pthread_mutex_unlock(&lock);
@@ -411,12 +436,15 @@ static void call(void *given) {
 }
 static void *call_again(void *given) { Py_INCREF((PyObject *)given); return given; }
 
-void host_launch(intptr_t stream, PyObject *function) { put(stream, call, call_again, call_again(function)); }
+void host_launch(intptr_t stream, PyObject *function) {
+    void *given = call_again(function);
+    Py_BEGIN_ALLOW_THREADS
+    put(stream, call, call_again, given);
+    Py_END_ALLOW_THREADS
+}
 
 /* NCCL's stand-in, whose calls are its own to run and to copy. */
 
-static void (*nccl_run)(void *task);
-static void *(*nccl_again)(void *task);
 void host_use_nccl(void *run, void *again) {
     *(void **)&nccl_run = run;
     *(void **)&nccl_again = again;

@@ -118,7 +118,17 @@ PyObject *host_memset(intptr_t into, int value, size_t size, int skip) {
 
 int host_getDevice(int skip) { (void)skip; return 0; }
 int host_getDeviceCount(int skip) { (void)skip; return 1; }
-PyObject *host_setDevice(int device, int skip) { (void)skip; return answer(device ? INVALID_DEVICE : OK); }
+PyObject *host_setDevice(int device, int skip) {
+    (void)skip;
+    take_locks();
+    return answer(device ? INVALID_DEVICE : OK);
+}
+
+static int the_context;                 /* its address is the device's only context */
+static _Thread_local void *thread_context;
+int cuCtxGetCurrent(void **context) { *context = &the_context; return OK; }
+int cuCtxSetCurrent(void *context) { thread_context = context; return OK; }
+int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, device + 1, 16); return OK; }
 int host_deviceGetAttribute(int attribute, int device, int skip) {
     (void)device; (void)skip;
     return attribute == 75 ? 9 : 0;     /* compute capability 9.0, and nothing else */

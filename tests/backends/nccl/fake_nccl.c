@@ -39,11 +39,12 @@ typedef struct { char internal[128]; } UniqueId;
 
 typedef struct {
     _Atomic uint64_t head, tail;
+    _Atomic int cut;            /* its sender was aborted, and nothing of it arrives any more */
     char data[RING_BYTES];
 } Ring;
 
 typedef struct {
-    _Atomic int arrived;
+    _Atomic int arrived, connected;
     Ring rings[];               /* of rank s to rank d: s * size + d */
 } Segment;
 
@@ -54,6 +55,8 @@ typedef struct {
     _Atomic int aborted, async_error;
     _Atomic uint64_t issued, served;
     _Atomic int running;        /* tasks that use this object */
+    _Atomic int inside;         /* threads in a call */
+    int connected;              /* the first call has made connections */
     struct { int type; char scalar[8]; int used; } premuls[MOST_PREMULS];
 } Comm;
 
@@ -93,6 +96,11 @@ static void note(int rank, const char *text) {
     int wrote = snprintf(log_text + log_bytes, (size_t)room, "%d %s\n", rank, text);
     if (wrote < room) log_bytes += (size_t)wrote;
     pthread_mutex_unlock(&log_lock);
+    const char *path = getenv("STANDIN_LOG");   /* of calls that come when nobody can read the log */
+    if (path == NULL) return;
+    int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    dprintf(file, "%d %s\n", rank, text);
+    close(file);
 }
 
 /* The calls since the last time, a line each: rank (-1: of no communicator) and call. */
@@ -215,9 +223,24 @@ int ncclCommDestroy(Comm *comm) {
 }
 
 int ncclCommAbort(Comm *comm) {
-    note(comm->rank, "abort");
+    note(comm->rank, comm->inside ? "abort beside a call, which would use freed memory" : "abort");
     comm->aborted = 1;
+    /* The kernel has passed a call whose last bytes a thread of NCCL's still sends over a network. */
+    if (setting("STANDIN_ABORT_CUTS", 0))
+        for (int to = 0; to < comm->size; to++) {
+            Ring *ring = &comm->segment->rings[comm->rank * comm->size + to];
+            if (ring->head > ring->tail) ring->cut = 1;
+        }
     release(comm);
+    return SUCCESS;
+}
+
+/* From 2.28 on: it ends calls, also those that block in the host, and frees nothing. */
+int ncclCommRevoke(Comm *comm, int flags) {
+    if (loaded_version() < 22800 || flags) return refuse("revoke");
+    note(comm->rank, "revoke");
+    comm->aborted = 1;
+    while (comm->inside) nap();
     return SUCCESS;
 }
 
@@ -251,6 +274,26 @@ int ncclRedOpDestroy(int op, Comm *comm) {
 
 /* How a call runs. */
 
+static size_t padded(size_t bytes);
+
+/* Does a message fit the call that takes it? NCCL completes a receive by a shorter message, and
+ * leaves the end of the memory as it is; a longer one is an error of the receiver's. */
+static int fits(Comm *comm, const Header *theirs, Message *message) {
+    Header alike = message->header;
+    alike.count = theirs->count;
+    if (memcmp(theirs, &alike, sizeof alike)) return 0;
+    if (theirs->count == message->header.count) return 1;
+    if (alike.kind != SEND) return 0;
+    if (theirs->count > message->header.count) {
+        comm->async_error = INVALID_USAGE;
+        snprintf(last_error, sizeof last_error, "stand-in: message truncated");
+        return 0;
+    }
+    message->header.count = theirs->count;
+    message->bytes = padded(theirs->count * TYPE_BYTES[theirs->type]);
+    return 1;
+}
+
 static int step(Comm *comm, Message *message) {
     int from = message->sends ? comm->rank : message->peer;
     int to = message->sends ? message->peer : comm->rank;
@@ -260,6 +303,7 @@ static int step(Comm *comm, Message *message) {
     int moved = 0;
     while (message->done < total) {
         uint64_t head = ring->head, tail = ring->tail;
+        if (!message->sends && ring->cut) { comm->async_error = REMOTE; return -1; }
         size_t room = message->sends ? RING_BYTES - (head - tail) : head - tail;
         int in_header = message->done < sizeof(Header);
         if (in_header && room < sizeof(Header)) return moved;
@@ -277,7 +321,7 @@ static int step(Comm *comm, Message *message) {
             ring->head = head + bytes;
         } else {
             memcpy(own, ring->data + place, bytes);
-            if (in_header && memcmp(&theirs, &message->header, sizeof theirs)) return -1;
+            if (in_header && !fits(comm, &theirs, message)) return -1;
             ring->tail = tail + bytes;
         }
         message->done += bytes;
@@ -353,7 +397,7 @@ static void finish(const Op *op, Message *made, int count) {
     } else if (op->kind == BROADCAST) {
         memmove(op->recv, all[op->root], bytes);
     } else if (op->kind == RECV) {
-        memcpy(op->recv, all[op->root], bytes);
+        memcpy(op->recv, all[op->root], made[0].header.count * TYPE_BYTES[op->type]);
     }
 }
 
@@ -426,8 +470,21 @@ void *standin_again(void *given) {
     return task;
 }
 
+/* The first call of a communicator connects its ranks, and the host waits for it. */
+static void connect_ranks(Comm *comm) {
+    if (comm->connected || comm->size == 1 || !setting("STANDIN_FIRST_CALL_BLOCKS", 0)) return;
+    comm->connected = 1;
+    comm->segment->connected++;
+    while (comm->segment->connected < comm->size && !comm->aborted) nap();
+}
+
 static int launch(void) {
     int aborted = 0;
+    for (int i = 0; i < queued_count; i++) {
+        queued[i].comm->inside++;
+        connect_ranks(queued[i].comm);
+        queued[i].comm->inside--;
+    }
     for (int i = 0; i < queued_count; i++) {
         Comm *comm = queued[i].comm;
         if (comm == NULL) continue;
@@ -477,6 +534,19 @@ static int add(int kind, const void *send, void *recv, size_t count, int type, i
     *made = (Op){kind, type, op, root, send, recv, count, stream, comm, NULL, {0}};
     if (op >= PREMUL) memcpy(made->scalar, comm->premuls[op - PREMUL].scalar, sizeof made->scalar);
     return depth ? SUCCESS : launch();
+}
+
+int ncclAlltoAll(const void *send, void *recv, size_t count, int type, Comm *comm, void *stream) {
+    if (loaded_version() < 22800) return refuse("ncclAlltoAll");
+    if (type < 0 || type >= TYPES) return refuse("type");
+    if (comm && !idle) note(comm->rank, "all_to_all");
+    size_t bytes = count * TYPE_BYTES[type];
+    depth++;
+    for (int peer = 0; comm && peer < comm->size; peer++) {
+        add(SEND, (const char *)send + (size_t)peer * bytes, NULL, count, type, 0, peer, comm, stream);
+        add(RECV, NULL, (char *)recv + (size_t)peer * bytes, count, type, 0, peer, comm, stream);
+    }
+    return --depth || idle ? SUCCESS : launch();
 }
 
 int ncclGroupStart(void) { if (depth++ == 0) note(-1, "group_start"); return SUCCESS; }

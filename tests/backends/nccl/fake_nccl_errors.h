@@ -1,7 +1,8 @@
 /* The results of the stand-in's calls, in nccl.h's numbers and NCCL's words. */
 #pragma once
 
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5,
+       REMOTE = 6 };
 
 const char *ncclGetErrorString(int code) {
     switch (code) {

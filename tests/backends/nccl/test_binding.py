@@ -7,6 +7,7 @@ import ctypes
 import sys
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from cydist.backends.nccl.cuda import current as current_gpu  # a fixture replac
 from cydist.backends.nccl.libnccl import LibNccl
 from cydist.backends.nccl.plan_runner import scaled_one
 from cydist.backends.nccl.reductions import FLOAT8, SUM, TYPES
+from cydist.groups import registry
 from cydist.testing import oracle
 
 SIGNATURES = {
@@ -68,7 +70,7 @@ def test_the_version_is_that_of_the_library(standin: Any, monkeypatch: pytest.Mo
     assert CupyNccl().version() == 22809
     assert binding.version_text(22809) == "2.28.9"
     monkeypatch.setenv("STANDIN_VERSION", "21003")
-    with pytest.raises(dist.UnsupportedError, match=r"needs NCCL 2.11 or later, and 2.10.3"):
+    with pytest.raises(dist.UnsupportedError, match=r"needs NCCL 2.19.0 or later, and 2.10.3"):
         create.load()
 
 
@@ -143,7 +145,7 @@ def test_an_end_under_way_is_waited_for(alone: Any, monkeypatch: pytest.MonkeyPa
     assert begun.wait(20)
     second.start()
     try:
-        binding.abort_all()
+        binding.end_all()
         assert alone in binding.alive
         second.join(0.05)
         assert second.is_alive()
@@ -219,7 +221,7 @@ def test_an_old_library_has_no_premul(monkeypatch: pytest.MonkeyPatch) -> None:
     """UnsupportedError, where the function is not there."""
     libnccl = LibNccl()
     monkeypatch.setattr(libnccl, "_library", None)
-    with pytest.raises(dist.UnsupportedError, match=r"PREMUL_SUM needs NCCL 2\.11"):
+    with pytest.raises(dist.UnsupportedError, match="PREMUL_SUM needs an NCCL"):
         libnccl.premul(0, 7, b"")
 
 
@@ -243,7 +245,7 @@ def test_without_cupy_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_a_library_the_error_says_so(nccl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """cupy without libnccl: UnsupportedError with the package to install."""
     monkeypatch.setattr(nccl, "available", False)
-    with pytest.raises(dist.UnsupportedError, match=r"no libnccl.so.2: .*nvidia-nccl-cu13"):
+    with pytest.raises(dist.UnsupportedError, match=r"no libnccl.so.2, .*nvidia-nccl-cu13"):
         create.load()
 
 
@@ -265,10 +267,10 @@ gpu_current = cuda.current
 
 
 def test_another_binding_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CYDIST_NCCL_BINDING knows two words."""
+    """CYDIST_NCCL_BINDING knows three words."""
     monkeypatch.setenv("CYDIST_NCCL_BINDING", "pynvml")
     with pytest.raises(
-        ValueError, match="CYDIST_NCCL_BINDING='pynvml': there are cupy and nccl4py"
+        ValueError, match="CYDIST_NCCL_BINDING='pynvml': there are cupy, torch and nccl4py"
     ):
         create.load()
 
@@ -284,6 +286,7 @@ def test_an_old_cupy_is_named(nccl: Any, monkeypatch: pytest.MonkeyPatch, versio
 
 def test_nccl4py_needs_cupys_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """UnsupportedError that says so, where cupy is not installed."""
+    monkeypatch.setenv("CYDIST_NCCL_BINDING", "nccl4py")
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     with pytest.raises(dist.UnsupportedError, match="needs cupy for its streams"):
@@ -309,3 +312,17 @@ def test_options_are_torchs(gpus: Any) -> None:
     from cydist.testing import run_threads
 
     assert run_threads(body, 2, "nccl") == [[False, True]] * 2
+
+
+@pytest.mark.parametrize("for_cuda", [False, True])
+def test_a_torch_for_cuda_makes_the_backend_available(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, for_cuda: bool
+) -> None:
+    """Where cupy is not installed: a torch for CPUs does not."""
+    (tmp_path / "lib").mkdir()
+    if for_cuda:
+        (tmp_path / "lib/libtorch_cuda.so").touch()
+    torch = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    found = {"torch": torch}
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name, *given: found.get(name))
+    assert dist.is_nccl_available() is for_cuda

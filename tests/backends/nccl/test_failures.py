@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 from fake_gpu_threaded import until
 
 import cydist as dist
+from cydist import config
 from cydist.backends.nccl import binding, create, failure
 from cydist.backends.nccl import group as nccl_group
 from cydist.backends.nccl.host_group import ControlListener
@@ -237,11 +239,10 @@ def test_the_others_are_told_before_an_abort_that_hangs(
             assert "the default group was aborted" in text
         stuck.clear()
         with monkeypatch.context() as patch:
-            hanging = SimpleNamespace(
-                abort=lambda: stuck.wait(fake_gpu_threaded.DEADLINE), calls=threading.RLock()
-            )
+            hanging = binding.EndsOnce()
+            vars(hanging)["abort"] = lambda: stuck.wait(fake_gpu_threaded.DEADLINE)
             patch.setattr(binding, "alive", [hanging])
-            binding.abort_all()  # comes back
+            binding.end_all()  # comes back
     finally:
         stuck.set()
 
@@ -423,13 +424,13 @@ def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
         dist.destroy_process_group(group)
         return group.gpu.users
 
-    ours = {"cydist-nccl-init", "cydist-nccl-watch", "cydist-nccl-end", "cydist-future"}
+    ours = {"cydist-nccl-init", "cydist-nccl-query", "cydist-nccl-end", "cydist-future"}
     assert run_threads(body, 2, "nccl") == [ours] * 2
 
 
 def test_ranks_on_one_gpu_are_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """RendezvousError that names both ranks and what to call, before NCCL hangs or fails."""
-    monkeypatch.setattr(fake_gpu_threaded.Gpu, "identity", lambda gpu: "host/0000:1B:00.0")
+    monkeypatch.setattr(fake_gpu_threaded.Gpu, "identity", lambda gpu, version: "host/0000:1B:00.0")
     with pytest.raises(dist.RendezvousError, match=r"ranks 0 and 1 are both on GPU 0000:1B:00.0"):
         run_threads(lambda rank: None, 2, "nccl")
 
@@ -489,3 +490,52 @@ def test_fp8_needs_gpus_that_reduce_it(
         return float(x.get()[0])
 
     assert run_threads(body, 2, "nccl") == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [
+        ({}, False),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, True),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_RUN_ID": "7"}, False),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCHELASTIC_RUN_ID": "7"}, True),
+        (
+            {
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_RUN_ID": "7",
+                "CYDIST_NCCL_ASYNC_ERROR_HANDLING": "1",
+            },
+            True,
+        ),
+        (
+            {
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_RUN_ID": "7",
+                "CYDIST_RUN_ID": "7",
+            },
+            True,
+        ),
+    ],
+    ids=["nothing", "the user", "torchrun", "the user of torchrun", "both", "cydistrun"],
+)  # fmt: skip
+def test_whose_choice_ends_a_process(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], ends: bool
+) -> None:
+    """torchrun sets torch's variable for every job: groups that fail raise there all the same."""
+    for name in (*config.NCCL_ERROR_HANDLING.names, *config.RUN_ID.names, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert failure._ends_process() is ends
+
+
+def test_a_shrunk_group_is_called_by_its_description(gpus: Any) -> None:
+    """As the group whose place it takes, also by its host group."""
+
+    def body(rank: int) -> list[str]:
+        group: Any = dist.new_group([0, 1], group_desc="trainers")
+        made: Any = dist.shrink_group([1], group) if rank == 0 else group
+        if rank == 1:
+            with contextlib.suppress(dist.DistError):
+                dist.shrink_group([1], group)
+        return [group.title, group.host.title, made.title, made.host.title]
+
+    assert run_threads(body, 2, "nccl")[0] == ["group 'trainers'"] * 4

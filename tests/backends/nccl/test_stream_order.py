@@ -409,3 +409,49 @@ def test_the_collector_may_come_while_a_stream_is_made(
     user.join(fake_gpu_threaded.DEADLINE)
     assert not user.is_alive()
     assert len(set(threads)) == number
+
+
+def test_a_shorter_message_leaves_the_end_as_it_is(job: Any, gpus: Any) -> None:
+    """NCCL completes the receive, and nothing says so; docs/guide/gpu.md warns of it."""
+
+    def body(rank: int) -> list[float]:
+        x = gpus.array(np.full(5 - 2 * (rank == 0), float(rank)))
+        (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+        found: list[float] = x.get().tolist()
+        return found
+
+    assert job.run(body) == [[0.0] * 3, [0.0, 0.0, 0.0, 1.0, 1.0]]
+
+
+def test_a_longer_message_is_an_error(gpus: Any) -> None:
+    """NCCL's own, of the rank that receives."""
+
+    def body(rank: int) -> str:
+        x = gpus.array(np.full(3 + 2 * (rank == 0), float(rank)))
+        (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+        group: Any = dist.group.WORLD
+        fake_gpu_threaded.until(lambda: group.error is not None or rank == 0)
+        return f"{type(group.error).__name__}: {group.error}"
+
+    found = run_threads(body, 2, "nccl")
+    assert found[1].startswith("DistBackendError: irecv ")
+    assert "NCCL says: invalid usage" in found[1]
+
+
+def test_vectors_are_exchanged_by_nccls_own_all_to_all(
+    job: Any, gpus: Any, standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From NCCL 2.28 on: one call in place of a group of 2 for each rank."""
+
+    def body(rank: int) -> list[float]:
+        x, y = gpus.array(np.arange(2.0) + 10 * rank), gpus.array(np.zeros(2))
+        dist.all_to_all_single(y, x, None, None, dist.group.WORLD, False)
+        found: list[float] = y.get().tolist()
+        return found
+
+    standin.log()
+    assert job.run(body) == [[0.0, 10.0], [1.0, 11.0]]
+    assert sum(line.endswith(" all_to_all") for line in standin.log()) == 2
+    monkeypatch.setenv("STANDIN_VERSION", "22700")
+    assert run_threads(body, 2, "nccl") == [[0.0, 10.0], [1.0, 11.0]]
+    assert not [line for line in standin.log() if line.endswith(" all_to_all")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
 
     def body(rank: int) -> None:
         group: Any = dist.new_group()
-        abort, reduce = group.comm.abort, group.comm.all_reduce
+        destroy, reduce = group.comm.destroy, group.comm.all_reduce
 
         def late(*arguments: int) -> None:
             inside.set()
@@ -99,7 +100,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
 
         def end() -> None:
             order.append("end")
-            abort()
+            destroy()
 
         def call() -> None:
             threading.current_thread().name = "rank 0"
@@ -111,13 +112,13 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
             return bool(group._lock.acquire(timeout=timeout))
 
         calls = SimpleNamespace(acquire=ask, release=group._lock.release)
-        vars(group.comm).update(all_reduce=late, abort=end, calls=calls)
+        vars(group.comm).update(all_reduce=late, destroy=end, calls=calls)
         caller = threading.Thread(target=call)
         caller.start()
         assert inside.wait(fake_gpu_threaded.DEADLINE)
         with monkeypatch.context() as patch:
             patch.setattr(binding, "alive", {group.comm})
-            exiting = threading.Thread(target=binding.abort_all)
+            exiting = threading.Thread(target=binding.end_all)
             exiting.start()
             fake_gpu_threaded.until(lambda: asked.is_set() or bool(order))
             going.set()
@@ -147,3 +148,24 @@ def test_a_group_gives_its_stream_up(gpus: Any, fails: bool) -> None:
         return before, gpus.dropped.count(group.streams.own), x.get()[0]
 
     assert run_threads(body, 2, "nccl") == [(False, 1, 2.0)] * 2
+
+
+def test_ends_that_hang_take_no_longer_than_one(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are destroyed one after the other, but their communicators end beside each other."""
+    stuck = threading.Event()
+    monkeypatch.setattr(failure, "ABORT_SECONDS", 1.0)
+
+    def body(rank: int) -> float:
+        groups: list[Any] = [dist.new_group([0]) for _ in range(4)]
+        for group in groups:
+            group.comm.abort = lambda: stuck.wait(fake_gpu_threaded.DEADLINE)
+            dist.abort(group)
+        start = time.monotonic()
+        for group in groups:
+            dist.destroy_process_group(group)
+        return time.monotonic() - start
+
+    try:
+        assert run_threads(body, 1, "nccl")[0] < 1.0
+    finally:
+        stuck.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -293,12 +294,64 @@ def test_a_neighbour_that_left_is_not_lost(scene: Scene) -> None:
 
 
 def test_events_are_used_again(scene: Scene) -> None:
-    """Those of blocking calls, which nobody else holds."""
-    scene.call(1, event="one").reusable = True
-    scene.call(2, event="two")
+    """As soon as nobody holds the call: none is destroyed, which CUDA may block, while a group
+    lives."""
+    scene.call(1, event="one")
+    held = scene.call(2, event="two")
     scene.group.over = {"one", "two"}
     scene.watch.poll()
     assert [scene.watch.spare_event(), scene.watch.spare_event()] == ["one", None]
+    del held
+    assert scene.watch.spare_event() == "two"
+
+
+def test_arrays_are_dropped_by_the_program(scene: Scene) -> None:
+    """Not by the watchdog: to free a GPU's memory may block, as long as a call hangs."""
+    dropped: list[str] = []
+
+    class Kept:
+        def __del__(self) -> None:
+            dropped.append(threading.current_thread().name)
+
+    scene.call(1, event="one").keep = Kept()
+    scene.group.over = {"one"}
+    watchdog = threading.Thread(target=scene.watch.poll, name="watchdog")
+    watchdog.start()
+    watchdog.join()
+    assert not dropped
+    scene.call(2)
+    assert dropped == [threading.current_thread().name]
+
+
+def test_a_query_that_blocks_hides_no_deadline(scene: Scene) -> None:
+    """CUDA may not answer before the call that hangs has ended, which another thread sees to."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def blocks(flight: InFlight) -> bool:
+        asked.set()
+        return answered.wait(20)
+
+    scene.group.is_over = blocks  # type: ignore[method-assign]
+    scene.call(1, deadline=1.0, event="one")
+    thread = threading.Thread(target=scene.watch.query, daemon=True)
+    thread.start()
+    assert asked.wait(20)
+    scene.now = 2.0
+    scene.watch.poll()  # asks nothing again
+    assert scene.group.failed == [("late", 1)]
+    answered.set()
+    thread.join(20)
+
+
+def test_replays_of_a_graph_are_looked_after(scene: Scene) -> None:
+    """They have no deadline, but NCCL's errors and lost ranks end what spins in them."""
+    scene.watch.add_captured("all_reduce")
+    scene.now = 1e9
+    scene.watch.poll()
+    assert not scene.group.failed
+    scene.group.error = "remote process exited"
+    scene.watch.poll()
+    assert scene.group.failed == [("broken", 0, "remote process exited")]
 
 
 def test_who_leaves_sends_alone(scene: Scene) -> None:

@@ -44,6 +44,23 @@ class Library:
         )(capture)
         self.cuThreadExchangeStreamCaptureMode = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(exchange)
         self.cuEventQuery = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(query)
+        self.contexts: list[int] = []
+
+        def current(context: object) -> int:
+            context[0] = 0x5000  # type: ignore[index]
+            return 0
+
+        def use(context: int) -> int:
+            self.contexts.append(context)
+            return 0
+
+        def uuid(into: int, device: int) -> int:
+            ctypes.memmove(into, bytes(range(16)), 16)
+            return device
+
+        self.cuCtxGetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(address))(current)
+        self.cuCtxSetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, address)(use)
+        self.cuDeviceGetUuid = ctypes.CFUNCTYPE(ctypes.c_int, address, ctypes.c_int)(uuid)
 
 
 def test_a_question_ends_no_capture() -> None:
@@ -167,3 +184,31 @@ def test_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert cuda_driver.load() is None
+
+
+def test_a_context_is_made_a_threads() -> None:
+    """By two functions that take no lock of CUDA's and let other threads of Python run."""
+    library = Library()
+    driver = cuda_driver.Driver(library)
+    driver.make_current(driver.context())
+    assert library.contexts == [0x5000]
+
+
+def test_a_gpu_has_an_identity() -> None:
+    """None where CUDA does not know it."""
+    driver = cuda_driver.Driver(Library())
+    assert [driver.uuid(0), driver.uuid(1)] == [bytes(range(16)).hex(), ""]
+
+
+def test_a_forked_child_destroys_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no CUDA, and would only write an ignored exception."""
+    destroyed: list[int] = []
+    runtime = SimpleNamespace(
+        eventDestroy=destroyed.append, eventCreateWithFlags=lambda flags: flags + 5
+    )
+    ours, inherited = (array_libraries._Event(runtime) for _ in range(2))
+    del ours
+    assert destroyed == [7]
+    monkeypatch.setattr(array_libraries.os, "getpid", lambda: 0)
+    del inherited
+    assert destroyed == [7]
