@@ -58,12 +58,14 @@ class Threads:
         from queue import SimpleQueue  # slow to import, and rarely needed
 
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._serve, args=(task, tasks), name="cydist", daemon=True).start()
+        tasks.put(task)  # no argument of the thread, which would keep it until the thread ends
+        threading.Thread(target=self._serve, args=(tasks,), name="cydist", daemon=True).start()
 
-    def _serve(self, task: Callable[[], None], tasks: SimpleQueue[Callable[[], None]]) -> None:
+    def _serve(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
         from queue import Empty
 
         run_in_background()
+        task = tasks.get()
         while True:
             task()
             del task
