@@ -65,10 +65,13 @@ class HierarchicalSchedule:
         one = nbytes if row[0] in WHOLE else nbytes // self.p
         self.nbytes = one // UNIT * UNIT * (1 if row[0] in WHOLE else self.p)
         self.logs = record(*row, hosts, nbytes, root, together=together)
+        self._messages = {}
 
     def messages(self, what):
         """(from, to) -> [bytes], in order: messages of one tag between two ranks keep it."""
-        found = {}
+        if what in self._messages:
+            return self._messages[what]
+        found = self._messages[what] = {}
         for rank, log in enumerate(self.logs):
             for kind, peer, _, nbytes, _ in log:
                 if kind == what:
