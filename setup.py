@@ -20,13 +20,8 @@ INTERFACES = sorted(
     + glob("src/vendor/**/*.[ch]", recursive=True)
 )
 
-MODULES = [
-    Extension(
-        f"cydist._native.{os.path.basename(path)[:-4]}",
-        [path, *(sorted(glob("src/kernels/*.c")) if path == "src/kernels/kernels.pyx" else ())],
-    )
-    for path in sorted(glob("src/**/*.pyx", recursive=True))
-]
+# Plain C first: it is compiled while Cython makes the C of the others.
+SOURCES = sorted(glob("src/kernels/*.c")) + sorted(glob("src/**/*.pyx", recursive=True))
 
 # No -march: instruction sets are chosen at import, and -ffp-contract=off
 # keeps every variant's bits the same.
@@ -43,7 +38,7 @@ DIRECTIVES = {
 
 
 class BuildTogether(build_ext):
-    """Compiles each module for itself, and links all of them into one file.
+    """Compiles each source for itself, and links all of them into one file.
 
     To open a file for each took half of `import cydist`.
     """
@@ -57,46 +52,50 @@ class BuildTogether(build_ext):
         # One more than cores: Cython holds Python's lock, so that a second thread in it waits.
         workers = self.parallel if self.parallel is not True else None
         with ThreadPoolExecutor(workers or (os.cpu_count() or 1) + 1) as pool:
-            objects = [path for some in pool.map(self.objects, MODULES) for path in some]
+            objects = list(pool.map(self.object, SOURCES))
         whole = self.get_ext_fullpath(ext.name)
         if self.force or newer_group(objects, whole):
             self.compiler.link_shared_object(
                 objects, whole, extra_postargs=["-pthread"], build_temp=self.build_temp
             )
 
-    def objects(self, module):
-        """Return a module's objects, rebuilt if a source or an interface has changed."""
-        # The C that Cython makes never lands in the tree.
-        generated = os.path.join(self.build_temp, module.sources[0][:-4] + ".c")
-        sources = [generated, *module.sources[1:]]
-        objects = self.compiler.object_filenames(sources, output_dir=self.build_temp)
+    def object(self, source):
+        """Return a source's object, rebuilt if the source or an interface has changed."""
         # Cython takes no module's own .pxd for something that it depends on.
-        depends = [*module.sources, *INTERFACES]
-        if self.force or newer_group(depends, generated):
+        depends = [source, *INTERFACES]
+        if source.endswith(".pyx"):
+            source = self.generated(source, depends)
+        (path,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
+        if self.force or newer_group([source, *depends], path):
+            self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                include_dirs=["src"],
+                debug=self.debug,
+                extra_postargs=COMPILE,
+            )
+        return path
+
+    def generated(self, source, depends):
+        """Return the C of a module, which never lands in the tree."""
+        path = os.path.join(self.build_temp, source[:-4] + ".c")
+        if self.force or newer_group(depends, path):
             cythonize(
-                module,
+                Extension(f"cydist._native.{os.path.basename(source)[:-4]}", [source]),
                 force=True,
                 quiet=not self.verbose,
                 build_dir=self.build_temp,
                 include_path=[".", "src"],  # else a module misses its own .pxd
                 compiler_directives=DIRECTIVES,
             )
-        if self.force or any(newer_group([generated, *depends], path) for path in objects):
-            self.compiler.compile(
-                sources,
-                output_dir=self.build_temp,
-                include_dirs=["src"],
-                debug=self.debug,
-                extra_postargs=COMPILE,
-            )
-        return objects
+        return path
 
 
 setup(
     ext_modules=[
         Extension(
             "cydist._native.compiled",
-            [source for module in MODULES for source in module.sources],
+            SOURCES,
             depends=INTERFACES,
         )
     ],

@@ -33,6 +33,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -423,6 +424,14 @@ def leaves_cydist(function: Callable[P, T]) -> Callable[P, T]:
 
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def without_traceback(error: BaseException) -> BaseException:
+    """Return an equal error that keeps no frames alive."""
+    try:
+        return copy(error)
+    except Exception:  # a user's class whose arguments are not those of its constructor
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def warn_user(text: str, kind: type[Warning] = RuntimeWarning) -> None:

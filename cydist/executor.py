@@ -58,19 +58,19 @@ class Threads:
         from queue import SimpleQueue  # slow to import, and rarely needed
 
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        tasks.put(task)  # no argument of the thread, which would keep it until the thread ends
         try:
-            threading.Thread(
-                target=self._serve, args=(task, tasks), name="cydist", daemon=True
-            ).start()
+            threading.Thread(target=self._serve, args=(tasks,), name="cydist", daemon=True).start()
         except RuntimeError as error:
             if "interpreter shutdown" not in str(error):
                 raise
             task()  # as run_on_thread
 
-    def _serve(self, task: Callable[[], None], tasks: SimpleQueue[Callable[[], None]]) -> None:
+    def _serve(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
         from queue import Empty
 
         run_in_background()
+        task = tasks.get()
         while True:
             task()
             del task

@@ -28,6 +28,7 @@ from cydist.errors import (
     GroupFailedError,
     UnsupportedError,
     check_process,
+    without_traceback,
 )
 from cydist.executor import Serial
 from cydist.groups import derived
@@ -539,7 +540,18 @@ class ProcessGroup(GroupCalls):
                     for end in self.with_it:
                         end()
                 finally:
-                    self.close()
+                    try:
+                        self.close()
+                    finally:
+                        self._release_frames()
+
+    def _release_frames(self) -> None:
+        """Keep a copy of the error that failed the group, without its traceback. That leads to the
+        frames of the failed call, to their arrays, and to this group: all of it would stay until
+        the next full garbage collection."""
+        state = self.group_state
+        if state.error is not None:
+            state.error = without_traceback(state.error)
 
     # Collectives, made of messages unless a backend has its own; see derived.py.
 

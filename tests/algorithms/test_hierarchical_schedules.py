@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 from extra_values import long
-from recorded_calls import unfinished_requests
+from recorded_calls import ranks_that_wait_for_ever, unfinished_requests
 
 from cydist.bench.schedules import UNIT, WHOLE, DeadlockError, Line, play, record
 from cydist.tuning import table as tuning_table
@@ -65,10 +65,13 @@ class HierarchicalSchedule:
         one = nbytes if row[0] in WHOLE else nbytes // self.p
         self.nbytes = one // UNIT * UNIT * (1 if row[0] in WHOLE else self.p)
         self.logs = record(*row, hosts, nbytes, root, together=together)
+        self._messages = {}
 
     def messages(self, what):
         """(from, to) -> [bytes], in order: messages of one tag between two ranks keep it."""
-        found = {}
+        if what in self._messages:
+            return self._messages[what]
+        found = self._messages[what] = {}
         for rank, log in enumerate(self.logs):
             for kind, peer, _, nbytes, _ in log:
                 if kind == what:
@@ -152,7 +155,9 @@ def test_every_request_is_waited_for(schedule):
 
 def test_no_rank_waits_for_ever(schedule):
     """Even if no send ends before its receive is posted."""
-    play(schedule.logs, schedule.hosts)
+    assert ranks_that_wait_for_ever(schedule.logs, schedule.hosts) == []
+    if schedule.p < 1000:  # these would take most of this file's time
+        play(schedule.logs, schedule.hosts)
 
 
 def test_ranks_that_wait_for_each_other_are_found():
@@ -163,6 +168,28 @@ def test_ranks_that_wait_for_each_other_are_found():
     ]  # fmt: skip
     with pytest.raises(DeadlockError, match="2 ranks wait for ever"):
         play(logs, [0, 1])
+    assert ranks_that_wait_for_ever(logs, [0, 1]) == [0, 1]
+
+
+@pytest.mark.parametrize("placement", ["2+2", "7-uneven"])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_every_message_that_is_lost_is_found(row, placement, together):
+    """Without any one line that posts a message, the rest waits for ever as `play` says."""
+    if not able(row, placement):
+        return
+    logs = HierarchicalSchedule(row, PLACEMENTS[placement], 1 << 12, 1, together).logs
+    for rank, log in enumerate(logs):
+        for number in range(0, len(log), 1 + len(log) // 4):
+            lame = [*logs]
+            lame[rank] = [("send", rank, 99, 0, 0) if i == number else line
+                          for i, line in enumerate(log)]  # fmt: skip
+            try:
+                play(lame, PLACEMENTS[placement])
+                left = 0
+            except DeadlockError as error:
+                left = int(str(error).partition(" ")[0])
+            assert len(ranks_that_wait_for_ever(lame, PLACEMENTS[placement])) == left
 
 
 ROOTED = [row for row in ROWS if row[0] in ("broadcast", "reduce", "gather", "scatter")]
@@ -178,7 +205,7 @@ def test_any_root(row, placement, nbytes):
     for root in range(len(hosts)):
         found = recorded(row, placement, nbytes, root)
         assert found.messages("send") == found.messages("recv")
-        play(found.logs, hosts)
+        assert ranks_that_wait_for_ever(found.logs, hosts) == []
         sent = sum(found.between_hosts()[0])
         if row[0] in LEAST:
             least = LEAST[row[0]](found.nbytes, len(set(hosts)))
@@ -195,7 +222,7 @@ def test_any_root_among_a_thousand_ranks(row, placement):
     for root in (0, 1023):
         found = recorded(row, placement, 1 << 20, root)
         assert found.messages("send") == found.messages("recv")
-        play(found.logs, hosts)
+        assert ranks_that_wait_for_ever(found.logs, hosts) == []
 
 
 # n bytes, h hosts: the least that all hosts together send to others.

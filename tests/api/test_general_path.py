@@ -3,6 +3,7 @@ code are counted."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -61,11 +62,14 @@ def functions_of(call: Callable[[], object]) -> list[str]:
         if event == "call" and "cydist" in frame.f_code.co_filename:
             entered.append(frame.f_code.co_qualname)
 
+    gc.collect()  # what it frees of other tests may run code of cydist's
+    gc.disable()
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return entered[1:]  # without the lambda
 
 

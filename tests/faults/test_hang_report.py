@@ -71,6 +71,13 @@ def test_a_rank_that_computes_is_shown(transport: str, call: str) -> None:
     assert "in computing_for_long" in text
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give ranks that do answer as long as a busy machine needs."""
+    monkeypatch.setattr(peer_report, "PATIENCE", 20.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_rank_in_another_call_is_shown(transport: str) -> None:
     """Rank 1 waits in a recv: so says the error, and where the program called it."""
 
@@ -91,6 +98,7 @@ def test_a_rank_in_another_call_is_shown(transport: str) -> None:
     assert "cydist.recv" in text
 
 
+@pytest.mark.usefixtures("patient")
 def test_who_waits_in_the_same_call_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits for its neighbour in the ring, which waits for rank 2: rank 2 is named."""
     monkeypatch.setenv("CYDIST_ALGORITHM", "all_reduce:ring")
@@ -205,6 +213,7 @@ LISTS: dict[str, tuple[Callable[[int], Any], str]] = {
 }
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("lists", LISTS)
 def test_ranks_that_gave_other_lists_for_a_group(transport: str, lists: str) -> None:
     """The timeout says which ranks the group has here, and, as far as it can be known, there."""

@@ -1,6 +1,10 @@
 """Groups that end while something is under way on them."""
 
+import contextlib
+import gc
 import threading
+import time
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -474,3 +478,45 @@ def test_an_exception_on_its_way_is_not_replaced(transport):
         dist.barrier()
 
     run_threads(body, 2, transport)
+
+
+class Local:
+    """What a caller's frame holds."""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("array", [np.ones(3), np.ones((2, 4))[:, ::2]], ids=["fast", "general"])
+def test_a_failed_group_that_is_destroyed_keeps_no_frames(array, transport):
+    """The frames of the failed call go, and the group too, without the garbage collector. With it
+    they would stay for tens of jobs, each with its connections and arrays."""
+
+    def failed_call(group, kept):
+        local = Local()
+        kept.append(ref(local))
+        group.timeout = 0.001  # a timeout of the call's own would leave the fast path
+        with contextlib.suppress(dist.DistTimeoutError):  # pytest.raises keeps frames itself
+            dist.all_reduce(array.copy(), group=group)
+
+    def body(rank):
+        kept = []
+        group = dist.new_group([0, 1])
+        for _ in range(2):  # after which the fast path knows the algorithm
+            dist.all_reduce(array.copy(), group=group)
+        if rank == 0:
+            failed_call(group, kept)
+        dist.barrier()
+        dist.destroy_process_group(group)
+        assert rank == 1 or isinstance(group.error, dist.DistTimeoutError)
+        kept.append(ref(group))
+        del group
+        dist.barrier()
+        end = time.monotonic() + 30  # a thread that asked a peer may still be at it
+        while any(each() for each in kept) and time.monotonic() < end:
+            time.sleep(0.01)
+        return [each() for each in kept]
+
+    gc.disable()
+    try:
+        assert run_threads(body, 2, transport) == [[None, None], [None]]
+    finally:
+        gc.enable()

@@ -20,7 +20,8 @@ def _create(options, pg_options):
 def both():
     """A backend that takes memory of two kinds (it is only ever given CPU arrays here)."""
     registry.register_backend("both", _create, extended_api=True)
-    return "both"
+    yield "both"
+    del registry._plugins["both"], dist.Backend.BOTH
 
 
 def test_one_group_serves_all_kinds_of_memory_of_a_backend(both):

@@ -241,8 +241,11 @@ def test_an_array_on_a_device_that_nobody_copies_from_is_refused(jobs):
     jobs.get("inproc", 2).run(body)
 
 
-def test_a_registered_backend_is_found_by_name():
+def test_a_registered_backend_is_found_by_name(monkeypatch):
     """Both call forms; a name is registered once; a wrong product is refused."""
+    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
+    for name in ("PLAIN", "EXTENDED"):
+        monkeypatch.setattr(dist.Backend, name, None, raising=False)
     seen = []
 
     def plain(store, rank, world_size, timeout):

@@ -40,7 +40,7 @@ def test_every_long_test_is_in_a_heavy_lane() -> None:
     marked = [
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"\bmark\.long\b", path.read_text())
+        if re.search(r"\bmark\.long\b|[*+] ?long\(|\blong_but\(", path.read_text())
     ]
     assert len(marked) > 5
     named += ("tests/backends/mpi", "tests/clients", "tests/monitoring")

@@ -688,6 +688,8 @@ class HostGroup(ProcessGroup):
         except BaseException as error:
             self.fail(error, f"{name} #{seq}")
             raise
+        finally:
+            del ended  # its traceback leads to this frame
 
     @contextmanager
     def failures(

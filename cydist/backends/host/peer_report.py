@@ -189,6 +189,7 @@ def stacks(first: Sequence[int], others: bool) -> str:
         shown = _stack(frames[ident]) if ident in frames else []
         if shown:
             lines += [f"thread {names.get(ident, ident)}:", *shown]
+    frames.clear()  # this frame is in it: a cycle that would keep the frames of all threads
     return "\n".join(lines)
 
 
