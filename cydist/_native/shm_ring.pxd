@@ -3,13 +3,25 @@
 Two ranks have a ring in each direction. Only the writer moves its tail, and only the reader moves
 its head. Both only grow, and the bytes between them are unread. Neither side trusts the other: an
 impossible tail or head ends the connection and is never used as a place in memory.
+
+Behind the data of each ring lies a cell, which holds one whole message. Its header, in the ring,
+says so, and the receiver of the message owns the cell from then on. So a rank that answers writes
+into the memory that it has just read. A core takes 1.4 ns for a cache line that it was the last to
+read, and 7 to 30 ns for one that another core has read since (measured on Zen 4).
 """
 from libc.stdint cimport uint32_t, uint64_t
 
 from cydist._native.shm_peers cimport LocalPeers
 
 
+cdef enum Cell:                 # in the header of a message, and in a set of cells
+    OUTBOUND_CELL = 1           # behind the ring into which its sender writes
+    INBOUND_CELL = 2            # behind the other ring of the two ranks
+
+
 cdef enum:
+    LEAST_CELL_BYTES = 1024     # a shorter message takes no longer through the ring
+    RINGS_PER_CELL = 2          # a ring has so many times the bytes of a cell
     NO_RINGS = 1                # in a pair's word: there was no memory for rings
 
 
@@ -52,6 +64,15 @@ cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header
 # Return the next bytes to read, at most PORTION in one piece. NULL and 0: none; NULL and 1: the
 # writer's tail is impossible.
 cdef const char *readable_bytes(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil
+# Return this rank's view of the cell behind a ring.
+cdef inline char *cell_behind(const LocalPeers *n, const Ring *ring) noexcept nogil:
+    return ring.data + n.ring_bytes
+
+
+cdef inline size_t cell_bytes(const LocalPeers *n) noexcept nogil:
+    return n.ring_bytes // RINGS_PER_CELL
+
+
 # Mark these bytes as read.
 cdef void advance_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil
 # Return whether a PORTION fits. True also if the head is impossible: the next write reports that.

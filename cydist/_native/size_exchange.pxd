@@ -8,7 +8,7 @@ from cydist._native.abi cimport Block, Call, Comm
 
 
 ctypedef struct BlockMove:
-    int parts                   # 1, or p: part r of every slot is for rank r
+    int parts                   # 1, or p: every slot has one for each rank
     const Block *given          # one for each part; NULL if this rank gives nothing
     const Block *due            # due[0] comes from rank from_first, and so on
     int from_first, from_end

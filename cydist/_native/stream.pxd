@@ -19,8 +19,8 @@ from cydist._native.wire cimport Header
 
 cdef enum:
     # The largest message that does not wait for its receiver. If two ranks of a host can copy
-    # together, it is the largest below COOP_BYTES.
-    EAGER_BYTES = 65536
+    # together, and the sender owns no cell, it is the largest below COOP_BYTES.
+    EAGER_BYTES = 131072
     # The same over sockets, where waiting takes a round trip: the segments of long collectives.
     SOCKET_EAGER_BYTES = 262144
     CHUNK_BYTES = 1048576       # of a DATA frame; other frames can be sent in between
@@ -99,6 +99,8 @@ ctypedef struct Connection:     # one lane to one peer
     bint local                  # the bytes go through rings
     Ring inbound                # made at the first write of either side
     Ring outbound
+    int cells                   # the cells that this rank owns: a set of Cell, as it names them
+    int newest_cell             # the one that the last message in a cell came in
     int over                    # a Loss: how it ends once all bytes are read, or 0
     Connection *next_local
     bint armed                  # epoll tells when there is room to write

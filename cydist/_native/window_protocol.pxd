@@ -29,19 +29,28 @@ cdef enum:
     FEW_RANKS = 64              # up to this many ranks need no malloc
 
 
-# Return where the long data of a step are.
-cdef inline char *slot_of(Comm *t, int rank, uint64_t step) noexcept nogil:
-    cdef const Windows *w = t.windows
+# Return a slot of a rank's window.
+cdef inline char *slot_in(const Windows *w, uint64_t rank, uint64_t step) noexcept nogil:
     return w.of[rank].slots + (step & <uint64_t>(w.slots - 1)) * w.slot_stride
 
 
-# Return where the data of a step with `nbytes` bytes in all are.
-cdef inline char *place_of(Comm *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
+# Return where a rank writes the long data of a step. Of two ranks, each writes with every other turn
+# of the slots into the other's window: memory that it was the last to read, which takes a fraction
+# of the time; see shm_ring.pxd.
+cdef inline char *slot_of(Comm *t, int rank, uint64_t step) noexcept nogil:
+    cdef uint64_t turn = step // <uint64_t>t.windows.slots
+    return slot_in(t.windows, <uint64_t>rank ^ (turn & <uint64_t>(t.size == 2)), step)
+
+
+# Return where the data of a step with `nbytes` bytes in all are. A call with a root moves data one
+# way: then a rank writes into its own window, which stays in its cache.
+cdef inline char *place_of(Comm *t, const Call *c, int rank, uint64_t step,
+                           size_t nbytes) noexcept nogil:
     if nbytes <= TINY_BYTES:
         return <char *>(head_of(t.windows, rank, step) + 1) - TINY_BYTES
     if nbytes <= t.windows.short_bytes:
         return <char *>(head_of(t.windows, rank, step) + 1)
-    return slot_of(t, rank, step)
+    return slot_of(t, rank, step) if c.root < 0 else slot_in(t.windows, rank, step)
 
 
 cdef inline const Fingerprint *call_of(Comm *t, int rank, uint64_t step) noexcept nogil:

@@ -60,6 +60,11 @@ cdef bint cut_into_slots(Comm *t, Call *c, int parts, size_t unit, size_t longes
     return True
 
 
+cdef inline size_t part_for(const Comm *t, int parts, int writer, int reader) noexcept nogil:
+    """Return which part of a slot is for a rank. Two ranks use the same one: see slot_of."""
+    return 0 if parts == 1 else <size_t>((reader - writer + t.size) % t.size)
+
+
 # Blocks that move
 
 cdef int move_blocks(Comm *t, Call *c, const BlockMove *m) noexcept nogil:
@@ -73,7 +78,7 @@ cdef int move_blocks(Comm *t, Call *c, const BlockMove *m) noexcept nogil:
     for i in range(slot.steps):
         status = acquire_slot(t, c, step + i, slot.used)
         if status == OK:
-            write(t, m, i, &slot, step + i)
+            write(t, c, m, i, &slot, step + i)
             publish(t, c, step + i, slot.used)
             status = read(t, c, m, i, &slot, step + i)
         if status == OK and waits_for_all:
@@ -84,9 +89,9 @@ cdef int move_blocks(Comm *t, Call *c, const BlockMove *m) noexcept nogil:
     return OK
 
 
-cdef void write(Comm *t, const BlockMove *m, size_t i, const SlotCut *slot,
+cdef void write(Comm *t, const Call *c, const BlockMove *m, size_t i, const SlotCut *slot,
                 uint64_t step) noexcept nogil:
-    cdef char *place = place_of(t, t.rank, step, slot.used)
+    cdef char *place = place_of(t, c, t.rank, step, slot.used)
     cdef Block segment
     cdef int r
     if m.given == NULL:
@@ -94,12 +99,13 @@ cdef void write(Comm *t, const BlockMove *m, size_t i, const SlotCut *slot,
     for r in range(m.parts):
         if m.parts == 1 or r != t.rank:
             segment = segment_of(m.given[r], i, slot.part)
-            copy(place + r * slot.part, segment.ptr, segment.nbytes)
+            copy(place + part_for(t, m.parts, t.rank, r) * slot.part, segment.ptr, segment.nbytes)
 
 
 cdef int read(Comm *t, Call *c, const BlockMove *m, size_t i, const SlotCut *slot,
               uint64_t step) noexcept nogil:
     cdef int mine = t.rank if m.parts > 1 else 0
+    cdef const char *place
     cdef Block segment
     cdef int peer, status
     for peer in range(m.from_first, m.from_end):
@@ -110,7 +116,8 @@ cdef int read(Comm *t, Call *c, const BlockMove *m, size_t i, const SlotCut *slo
         status = wait_for_peer(t, c, peer, step)
         if status != OK:
             return status
-        copy(segment.ptr, place_of(t, peer, step, slot.used) + mine * slot.part, segment.nbytes)
+        place = place_of(t, c, peer, step, slot.used)
+        copy(segment.ptr, place + part_for(t, m.parts, peer, t.rank) * slot.part, segment.nbytes)
     return OK
 
 
@@ -163,7 +170,7 @@ cdef int barrier(Comm *t, Call *c) noexcept nogil:
 # Blocks that are reduced
 
 ctypedef struct WindowSum:
-    int parts                   # 1, or p: part r of every slot is for rank r
+    int parts                   # 1, or p: every slot has one for each rank
     const Block *given          # one for each part
     Block result                # of what ranks from_first .. from_end - 1 give
     int from_first, from_end    # no rank: this one collects nothing
@@ -202,13 +209,14 @@ cdef int reduce_windows(Comm *t, Call *c, const WindowSum *m) noexcept nogil:
 
 cdef inline void write_parts(Comm *t, Call *c, const WindowSum *m, size_t i, const SlotCut *slot,
                              uint64_t step) noexcept nogil:
-    cdef char *place = place_of(t, t.rank, step, slot.used)
+    cdef char *place = place_of(t, c, t.rank, step, slot.used)
     cdef Block segment
     cdef int r
     for r in range(m.parts):
         if m.parts == 1 or r != t.rank or not as_given(c.op):
             segment = segment_of(m.given[r], i, slot.part)
-            contribute(c.op, place + r * slot.part, segment.ptr, segment.nbytes)
+            contribute(c.op, place + part_for(t, m.parts, t.rank, r) * slot.part, segment.ptr,
+                       segment.nbytes)
 
 
 cdef int reduce_part(Comm *t, Call *c, const WindowSum *m, size_t i, const SlotCut *slot,
@@ -222,7 +230,8 @@ cdef int reduce_part(Comm *t, Call *c, const WindowSum *m, size_t i, const SlotC
         status = wait_for_peer(t, c, peer, step)
         if status != OK:
             return status
-        sources[peer] = place_of(t, peer, step, slot.used) + mine * slot.part
+        sources[peer] = (place_of(t, c, peer, step, slot.used)
+                         + part_for(t, m.parts, peer, t.rank) * slot.part)
         if peer == t.rank and as_given(c.op):
             sources[peer] = segment_of(m.given[mine], i, slot.part).ptr
     segment = segment_of(m.result, i, slot.part)

@@ -54,10 +54,11 @@ cdef inline size_t part_of(size_t longest, size_t most) noexcept nogil:
     return (sizeof(uint64_t) + longest + LINE - 1) // LINE * LINE
 
 
-cdef inline char *blocks_at(Comm *t, int rank, uint64_t step, size_t nbytes) noexcept nogil:
+cdef inline char *blocks_at(Comm *t, const Call *c, int rank, uint64_t step,
+                            size_t nbytes) noexcept nogil:
     """Return where a rank's first block is if its parts have `nbytes` bytes in all. A block's size
     is the word before it; with short parts the first one is in the head's line."""
-    return place_of(t, rank, step, TINY_BYTES + nbytes)
+    return place_of(t, c, rank, step, TINY_BYTES + nbytes)
 
 
 cdef int exchange_sizes(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil:
@@ -76,7 +77,7 @@ cdef int exchange_sizes(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nog
     status = acquire_slot(t, c, step, t.windows.slot_bytes)  # some rank may need this many
     if status != OK:
         return status
-    publish(t, c, step, write(t, m, step, most))
+    publish(t, c, step, write(t, c, m, step, most))
     m.longest = 0
     for r in range(first, end):
         status = wait_for_peer(t, c, r, step)
@@ -91,11 +92,12 @@ cdef int exchange_sizes(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nog
     return status
 
 
-cdef size_t write(Comm *t, const BlockMove *m, uint64_t step, size_t most) noexcept nogil:
+cdef size_t write(Comm *t, const Call *c, const BlockMove *m, uint64_t step,
+                  size_t most) noexcept nogil:
     """Write this rank's sizes, and blocks if they are short; return how many bytes."""
     cdef size_t longest = largest(m.given, m.parts) if m.given != NULL else 0
     cdef size_t part = part_of(longest, most)
-    cdef char *place = blocks_at(t, t.rank, step, m.parts * part)
+    cdef char *place = blocks_at(t, c, t.rank, step, m.parts * part)
     cdef int r
     head_of(t.windows, t.rank, step).call.note = longest
     if m.given == NULL:
@@ -116,7 +118,7 @@ cdef int read(Comm *t, Call *c, const BlockMove *m, uint64_t step, size_t most,
     cdef int peer
     for peer in range(m.from_first, m.from_end):
         part = part_of(call_of(t, peer, step).note, most)
-        place = blocks_at(t, peer, step, m.parts * part) + mine * part
+        place = blocks_at(t, c, peer, step, m.parts * part) + mine * part
         size = (<uint64_t *>place - 1)[0]
         due = m.due[peer - m.from_first]
         if size != due.nbytes:

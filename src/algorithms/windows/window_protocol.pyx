@@ -252,7 +252,8 @@ cdef void publish(Comm *t, Call *c, uint64_t step, size_t nbytes) noexcept nogil
     t.raise_flag(t, &own.posted, step + 1)
     fetch_to_write(<const char *>head_of(t.windows, t.rank, step + 1), sizeof(Head))
     if nbytes > TINY_BYTES:
-        fetch_to_write(place_of(t, t.rank, step + 1, nbytes), min(nbytes, <size_t>MOST_AHEAD))
+        fetch_to_write(place_of(t, c, t.rank, step + 1, nbytes),
+                       min(nbytes, <size_t>MOST_AHEAD))
 
 
 cdef size_t part_bytes(Comm *t, Call *c, size_t parts, size_t unit) noexcept nogil:

@@ -381,7 +381,7 @@ cdef uint64_t ring_size(int ranks, uint64_t nbytes) noexcept nogil:
     If all pairs communicate and memory is short, the last ones use sockets.
     """
     cdef uint64_t size = RING_BYTES
-    while size > 2 * PORTION and 2 * size * ranks * ranks > nbytes:
+    while size > 2 * PORTION and 3 * size * ranks * ranks > nbytes:    # with their cells
         size //= 2
     return size
 

@@ -8,7 +8,7 @@ from cydist._native.matching cimport find_arrived, find_posted
 from cydist._native.stream_send cimport post_send, return_credit
 from cydist._native.stream_peers cimport has_unread
 from cydist._native.stream_progress cimport is_slow_poll
-from cydist._native.stream_recv cimport has_room, is_from_peer, take_credit
+from cydist._native.stream_recv cimport has_room, is_from_peer, take_cell, take_credit
 from cydist._native.shm_ring cimport has_space_for, readable_bytes, advance_read
 from cydist._native.stream cimport LIVE, Connection, Net
 from cydist._native.wire cimport EAGER, Header
@@ -16,7 +16,7 @@ from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
 
 
 cdef enum:
-    INLINE_BYTES = 8192         # a longer message takes longer than this saves
+    INLINE_BYTES = 16384         # a longer message takes longer than this saves
 
 
 cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:
@@ -58,7 +58,7 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
     cdef Header header
     cdef const char *bytes = NULL
     cdef size_t charge = sizeof(Header) + r.nbytes
-    cdef size_t nbytes = 0
+    cdef size_t nbytes = 0, in_ring = charge
     cdef int _look, looks = 1 + net.spins // (SPINS // LOOKS)     # few if spinning does not pay
     if (c.header_read != 0 or c.to_read != 0 or c.over != 0
             or find_arrived(&net.queues, t.comm_id, c.peer, r.tag) != NULL
@@ -69,14 +69,20 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
         if bytes != NULL or nbytes != 0:
             break
         pause()
-    if bytes == NULL or nbytes < charge:
+    if bytes == NULL or nbytes < sizeof(Header):
         return PENDING
     memcpy(&header, bytes, sizeof(Header))      # the writer could change it during the checks
-    if not is_for(&header, c, t, r):
+    if not is_for(&header, c, t, r) or (header.flags == 0 and nbytes < charge):
         return PENDING
+    bytes += sizeof(Header)
+    if header.flags != 0:
+        in_ring = sizeof(Header)
+        bytes = take_cell(c, &header)
+        if bytes == NULL:
+            return PENDING      # the general path ends the connection
     take_credit(c, &header)
-    memcpy(r.ptr, bytes + sizeof(Header), r.nbytes)
-    advance_read(net.shm, net.shm.place[c.peer], &c.inbound, charge)
+    memcpy(r.ptr, bytes, r.nbytes)
+    advance_read(net.shm, net.shm.place[c.peer], &c.inbound, in_ring)
     c.received += charge
     return_credit(c, charge)
     r.source = r.peer

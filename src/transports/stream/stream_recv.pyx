@@ -26,7 +26,9 @@ from cydist._native.stream_send cimport (
 from cydist._native.stream_liveness cimport (
     ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member, status_of_loss,
 )
-from cydist._native.shm_ring cimport readable_bytes, advance_read
+from cydist._native.shm_ring cimport (
+    INBOUND_CELL, OUTBOUND_CELL, advance_read, cell_behind, cell_bytes, readable_bytes,
+)
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
@@ -163,6 +165,34 @@ cdef bint advance_coop_copy(Connection *c) noexcept nogil:
 
 
 cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
+    cdef const char *cell = NULL
+    if h.flags != 0:
+        cell = take_cell(c, h)
+        if cell == NULL:
+            return False
+    if not find_receive(c, h):
+        return False
+    if cell != NULL:
+        reach(RECV_MID)
+        if c.sink != NULL:
+            copy(c.sink, cell, h.nbytes)
+        c.to_read = 0
+    return True
+
+
+cdef const char *take_cell(Connection *c, const Header *h) noexcept nogil:
+    """Own the cell of a message. NULL: the message is not one that a peer sends."""
+    cdef int cell = INBOUND_CELL if h.flags == OUTBOUND_CELL else OUTBOUND_CELL
+    if (not c.local or h.flags not in (OUTBOUND_CELL, INBOUND_CELL) or c.cells & cell
+            or h.nbytes > cell_bytes(c.net.shm)):
+        return NULL
+    c.cells |= cell
+    c.newest_cell = cell
+    return cell_behind(c.net.shm, &c.outbound if cell == OUTBOUND_CELL else &c.inbound)
+
+
+cdef bint find_receive(Connection *c, const Header *h) noexcept nogil:
+    """Find where the bytes of an eager message go. False: it is not one that a peer sends."""
     cdef Item *item
     cdef Request *r
     cdef int fit

@@ -1,6 +1,6 @@
 """Writing: frames that wait for room, and sends that wait for an answer."""
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
@@ -9,6 +9,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.cipher cimport cipher_write
 from cydist._native.failpoints cimport SEND_MID, armed, reach
+from cydist._native.pipeline cimport copy
 from cydist._native.stream_coop_copy cimport (
     COOP_BYTES, join_coop_copy, stop_pushing, withdraw_coop_copy,
 )
@@ -19,7 +20,8 @@ from cydist._native.linux cimport (
 )
 from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
 from cydist._native.shm_ring cimport (
-    NO_RINGS, find_rings, make_rings, pair_entry, request_space, write_ring,
+    INBOUND_CELL, LEAST_CELL_BYTES, NO_RINGS, OUTBOUND_CELL, cell_behind, cell_bytes, find_rings,
+    has_space_for, make_rings, pair_entry, request_space, write_ring,
 )
 from cydist._native.stream_auth cimport seal_header, seal_payload
 from cydist._native.stream_liveness cimport status_of_loss
@@ -326,6 +328,7 @@ cdef void attach_rings(Connection *c, uint64_t word) noexcept nogil:
         c.state = UNUSED
         forget_process(c)
     elif find_rings(n, place, word, &c.inbound, &c.outbound):
+        c.cells = c.newest_cell = OUTBOUND_CELL
         open_doorbell(n, place)
     else:
         c.broken = True
@@ -364,14 +367,30 @@ cdef void request_connection(Net *net, int peer, uint64_t tag) noexcept nogil:
             queue_wanted(c)
 
 
+cdef inline int cell_for(Connection *c, size_t nbytes) noexcept nogil:
+    """Return the cell in which to send a message that can be sent at once; 0: in none."""
+    if (c.cells == 0 or not LEAST_CELL_BYTES <= nbytes <= cell_bytes(c.net.shm)
+            or not has_space_for(c.net.shm, &c.outbound, sizeof(Header))):
+        return 0
+    return c.newest_cell if c.cells & c.newest_cell else c.cells
+
+
+cdef inline void fill_cell(Connection *c, int cell, const Request *r) noexcept nogil:
+    """Put a message into a cell, which its receiver then owns."""
+    c.cells &= ~cell
+    copy(cell_behind(c.net.shm, &c.outbound if cell == OUTBOUND_CELL else &c.inbound),
+         r.ptr, r.nbytes)
+
+
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     cdef int peer = t.peers[r.peer]
     cdef Connection *c
     cdef Outgoing *out
     cdef Header header
     cdef size_t charge = r.nbytes + sizeof(Header)
-    cdef size_t written = 0
-    cdef bint eager
+    cdef size_t written = 0, in_frame
+    cdef bint eager, at_once
+    cdef int cell = 0
     r.status = PENDING
     if net.closed:
         return CLOSED
@@ -385,8 +404,12 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         return net.foreign.send(net, t, r)
     if c.state == ENDED:
         return PEER_LOST
-    eager = (r.nbytes <= most_eager(c) and c.sent - c.credited + charge <= net.held_limit
-             and not (r.nbytes >= COOP_BYTES and c.local and not c.no_coop_copy))
+    at_once = c.state == LIVE and c.out == NULL and not c.broken
+    eager = r.nbytes <= most_eager(c) and c.sent - c.credited + charge <= net.held_limit
+    if c.local and eager:
+        cell = cell_for(c, r.nbytes) if at_once else 0
+        eager = cell != 0 or r.nbytes < COOP_BYTES or c.no_coop_copy
+    in_frame = r.nbytes if eager and cell == 0 else 0
     header = new_header(c, EAGER if eager else RTS)
     header.comm_id = t.comm_id
     header.tag = r.tag
@@ -397,11 +420,14 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         net.names += 1
         header.id = net.names
         header.other = <uint64_t>r.ptr if c.local and not c.no_coop_copy else 0
-    if c.state == LIVE and c.out == NULL and not c.broken:
+    if at_once:
         if not c.local:
             seal_payload(c, &header, r.ptr, r.nbytes)
-        written = write_some(c, &header, 0, r.ptr, r.nbytes if eager else 0)
-        if eager and written == charge:
+        elif cell != 0:
+            header.flags = <uint16_t>cell
+            fill_cell(c, cell, r)
+        written = write_some(c, &header, 0, r.ptr, in_frame)
+        if eager and written == sizeof(Header) + in_frame:
             c.sent += charge
             r.status = OK
             return OK
@@ -413,8 +439,8 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
     out.header = header
     out.request = r
     out.data = r.ptr
-    out.left = r.nbytes
-    out.frame_left = r.nbytes if eager else 0
+    out.left = 0 if cell != 0 else r.nbytes
+    out.frame_left = in_frame
     advance(out, written)
     if eager:
         c.sent += charge
