@@ -152,7 +152,8 @@ def test_a_fallback_always_runs(environment, collective, deterministic):
     ("collective", "name", "nbytes", "ranks", "expected"),
     [
         ("all_reduce", "direct", 1 << 20, 3, "staged"),
-        ("all_reduce", "adaptive", 1 << 20, 2, "staged"),
+        ("all_reduce", "adaptive", 1 << 20, 2, "flat"),
+        ("all_reduce", "adaptive", 1 << 20, 3, "staged"),
         ("all_reduce", "direct", 8, 2, "flat"),
         ("scan", "adaptive", 1 << 20, 2, "flat"),
         ("gather", "direct", 0, 2, "flat"),

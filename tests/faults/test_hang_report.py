@@ -46,6 +46,13 @@ GIVE_UP: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give ranks that do answer as long as a busy machine needs."""
+    monkeypatch.setattr(peer_report, "PATIENCE", 20.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("call", GIVE_UP)
 def test_a_rank_that_computes_is_shown(transport: str, call: str) -> None:
     """In no call; its last one, and the function that it is in."""
@@ -69,12 +76,6 @@ def test_a_rank_that_computes_is_shown(transport: str, call: str) -> None:
     assert "in no call of the group; its last was barrier #1" in text
     assert "last calls: barrier #1\n" in text
     assert "in computing_for_long" in text
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give ranks that do answer as long as a busy machine needs."""
-    monkeypatch.setattr(peer_report, "PATIENCE", 20.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -12,6 +12,7 @@ import pytest
 
 import cydist as dist
 from cydist import recorder
+from cydist.backends.host import peer_report
 from cydist.testing import run_threads
 
 DEADLINE = 30.0
@@ -21,6 +22,12 @@ DEADLINE = 30.0
 def transport(request: pytest.FixtureRequest) -> str:
     """Where ranks can be threads."""
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give ranks that answer as long as a busy machine needs."""
+    monkeypatch.setattr(peer_report, "PATIENCE", 20.0)
 
 
 def skips(rank: int) -> None:
