@@ -185,11 +185,13 @@ IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their ste
 # The rows for messages on 2 to 4 ranks are the results of `python -m cydist.bench --tune
 # --transport tcp --ranks 2,4` on two cores when waits began to spin at sockets. Those for more
 # ranks are estimates from steps and bytes.
-# Two ranks that read each other's data write where they have just read (see slot_of), so windows are
-# faster up to longer arrays: 0.3 to 0.5 of the time of direct for an all_reduce of 16 KiB to 64 KiB,
-# and with 16 MiB 0.6 while the cores were near, 1.1 while they were far apart.
+# Two ranks that read each other's data write where they have just read (see slot_of), so windows
+# are faster up to longer arrays. In an all_reduce they took 0.3 to 0.5 of the time of direct up to
+# 64 KiB, and in a reduce_scatter of 1 MiB 0.6 to 0.8; an all_reduce of 16 MiB took 0.6 while the
+# cores were near, and 1.1 while they were far apart. Arrays that both ranks can access where they
+# are (empty_shared) are an exception, and gain from direct from 64 KiB on.
 FLAT_FOR_TWO = {
-    "all_reduce": 64 * KiB, "all_gather": 128 * KiB, "reduce_scatter": 256 * KiB,
+    "all_reduce": 64 * KiB, "all_gather": 128 * KiB, "reduce_scatter": 1 * MiB,
     "all_to_all": 64 * KiB,
 }  # fmt: skip
 
