@@ -3,6 +3,7 @@ cupy's pool still keeps for each group's stream after its end."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -18,9 +19,7 @@ import cydist as dist
 share_a_gpu()
 kind = next(all_kinds())
 dist.init_process_group("nccl", timeout=40)
-import cupy
-
-pool = cupy.get_default_memory_pool()
+pool = importlib.import_module("cupy").get_default_memory_pool()
 array = kind.array(np.ones(1 << 20, np.int16))  # widened in scratch memory
 before = pool.total_bytes()
 kept = []

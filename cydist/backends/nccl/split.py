@@ -121,15 +121,16 @@ def _split_comm(
 ) -> Communicator | None:  # fmt: skip
     able = parent.error is None and parent.comm.can_split()
     wanted = f"{name} {[list(part) for part in parts]}"
-    own = f"{int(able)} {sha256(wanted.encode()).hexdigest()} {wanted:.1000}"
+    own = f"{int(able)} {sha256(wanted.encode()).hexdigest()} {wanted:.400}"
     found = exchange.all_ranks("able", own.encode(), deadline)
     said = [text.decode().split(" ", 2) for text in found]
     rank = parent.rank()
     other = next((i for i, each in enumerate(said) if each[1] != said[rank][1]), rank)
     if other != rank:
+        here, there = said[rank][2], said[other][2]
         raise MismatchError(
-            f"{name} on {parent.title}: {disagreement([said[rank][2], said[other][2]])}. This rank "
-            f"({parent.ranks[rank]}): {said[rank][2]}. Rank {parent.ranks[other]}: {said[other][2]}",
+            f"{name} on {parent.title}: {disagreement([here, there])}. This rank "
+            f"({parent.ranks[rank]}): {here}. Rank {parent.ranks[other]}: {there}",
             group=parent.group_name, ranks=(parent.ranks[other],),
         )  # fmt: skip
     if not all(each[0] == "1" for each in said):

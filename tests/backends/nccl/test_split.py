@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fake_gpu_threaded
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import cydist as dist
-from cydist.backends.nccl import binding, split
+from cydist.backends.nccl import binding, split, torch_nccl
 from cydist.testing import run_threads
 
 
@@ -226,6 +227,32 @@ def test_an_error_of_nccl_fails_the_parent_on_all_ranks(gpus: Any) -> None:
 
     for said in run_threads(body, 2, "nccl"):
         assert "NCCL splits no communicator: unhandled system error" in said
+
+
+@pytest.mark.parametrize("made", [binding.CupyNccl, torch_nccl.TorchNccl])
+def test_every_binding_splits(gpus: Any, standin: Any, made: Any) -> None:
+    """By color and key; a rank without a color gets nothing, and an aborted parent refuses."""
+    if made is torch_nccl.TorchNccl:
+        pytest.importorskip("torch")
+    library = made()
+    unique_id = library.unique_id()
+
+    def body(rank: int) -> str:
+        comm = library.init(3, unique_id, rank)
+        assert comm.can_split()
+        part = comm.split(-1 if rank == 1 else 7, -rank)
+        comm.abort()
+        with pytest.raises(Exception, match="ended"):
+            comm.split(0, 0)
+        if part is None:
+            return ""
+        assert part.async_error() == ""
+        part.destroy()
+        return type(part).__name__
+
+    name = {"CupyNccl": "CupyCommunicator", "TorchNccl": "TorchCommunicator"}[made.__name__]
+    with ThreadPoolExecutor(3) as ranks:
+        assert list(ranks.map(body, range(3))) == [name, "", name]
 
 
 @pytest.mark.parametrize("end", ["abort", "destroy"])
