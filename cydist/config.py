@@ -220,6 +220,9 @@ NCCL_ERROR_HANDLING = Variable(
 NCCL_HOSTID = Variable(
     ("NCCL_HOSTID",), "", "what NCCL takes for this host: ranks of one may not share a GPU"
 )
+NCCL_CONF_FILE = Variable(
+    ("NCCL_CONF_FILE",), "", "NCCL's settings, from 2.23 on; default: ~/.nccl.conf"
+)
 NCCL_MULTI_RANK_GPU_ENABLE = Variable(
     ("NCCL_MULTI_RANK_GPU_ENABLE",), "0", "1: NCCL, from 2.30 on, takes several ranks on one GPU"
 )

@@ -150,6 +150,8 @@ def split_group(
 ) -> ProcessGroup | None:
     """Split a group into parts. Only the members of `parent_pg` call it.
 
+    On backend "nccl" all of them call it, also those in no part, with the same `split_ranks`.
+
     Args:
         parent_pg: The group to split; None is the default group.
         split_ranks: Ranks of `parent_pg` for each part. No rank is in two of them; one may be in
@@ -167,7 +169,7 @@ def split_group(
             have. Or the backend is not the parent's. Nothing has happened, and you can call it
             again.
         UnsupportedError: The parent's backend cannot make a group without the other ranks of the
-            world. "tcp", "mpi" and "inproc" can.
+            world. All of cydist's own can.
         DistError: The parent has failed.
 
     Examples:
@@ -191,7 +193,7 @@ def split_group(
         )
     if backend is not None:
         _check_same_backend(parent, backend)
-    if not parent.splits_without_peers:
+    if not (parent.splits_without_peers or parent.splits_with_all):
         raise UnsupportedError(
             f"split_group: backend {parent.backend!r} cannot make a group without the other ranks "
             "of the world: let every rank call new_subgroups_by_enumeration, or use backend 'tcp' "
@@ -200,11 +202,8 @@ def split_group(
         )
     limit = seconds(timeout, "split_group")
     parent.check_usable("split_group")
-    mine = next((part for part in parts if parent.rank() in part), None)
-    if mine is None:
-        return None
     limit = parent.timeout if limit is None else limit
-    return current_world().split(parent, mine, limit, group_desc)
+    return current_world().split(parent, parts, limit, group_desc)
 
 
 def _check_same_backend(parent: ProcessGroup, backend: str) -> None:

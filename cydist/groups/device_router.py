@@ -22,6 +22,8 @@ class DeviceRouter(ProcessGroup):
         self.devices = tuple(by_device)
         on_gpu = by_device.get("cuda")
         self.fast_streams = None if on_gpu is None else on_gpu.fast_streams
+        parts = self.backend_groups()
+        self.splits_with_all = all(g.splits_with_all or g.splits_without_peers for g in parts)
 
     def for_device(self, device: str) -> ProcessGroup:
         super().for_device(device)
@@ -43,6 +45,29 @@ class DeviceRouter(ProcessGroup):
             for g in self.backend_groups()
             for rank, said in g.peer_requests(name, ranks).items()
         }
+
+    def split(
+        self, parts: Sequence[Sequence[int]], name: str, timeout: float
+    ) -> ProcessGroup | None:
+        mine = next((part for part in parts if self._rank in part), None)
+        made: dict[ProcessGroup, ProcessGroup | None] = {}
+        try:
+            for part in self.backend_groups():
+                if part.splits_with_all:
+                    made[part] = part.split(parts, name, timeout)
+                elif mine is not None:
+                    made[part] = part.subgroup(mine, name, timeout)
+        except BaseException:
+            for group in made.values():
+                if group is not None:
+                    group.destroy()
+            raise
+        if mine is None:
+            return None
+        by_device = {device: made[part] for device, part in self.by_device.items()}
+        return DeviceRouter(
+            {device: group for device, group in by_device.items() if group is not None}, name
+        )
 
     def renumber(self, ranks: Sequence[int]) -> None:
         super().renumber(ranks)

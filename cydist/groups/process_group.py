@@ -102,6 +102,7 @@ class ProcessGroup(GroupCalls):
     folds = False  # user-defined reductions of arrays outside the CPU's memory
     collected: Any = None  # the calls of a _coalescing_manager, while it collects
     splits_without_peers = False  # `subgroup` asks no other rank, and takes no backend options
+    splits_with_all = False  # it has `split`, which all its ranks call
 
     def __init_subclass__(cls, **rest: object) -> None:
         super().__init_subclass__(**rest)
@@ -784,6 +785,21 @@ class ProcessGroup(GroupCalls):
             The group; None (the default): the registry makes a group from scratch.
         """
         return None
+
+    def split(
+        self, parts: Sequence[Sequence[int]], name: str, timeout: float
+    ) -> ProcessGroup | None:
+        """Make a group of each of these lists of group ranks. All ranks of the group call it.
+
+        Args:
+            parts: Group ranks of each part.
+            name: Of this rank's part.
+            timeout: Its default time limit, in seconds.
+
+        Returns:
+            This rank's part; None if it is in none.
+        """
+        raise NotImplementedError
 
     def get_group_rank(self, global_rank: int) -> int:
         """Return the group rank of a global one.

@@ -112,14 +112,23 @@ class World:
     def split(
         self,
         parent: ProcessGroup,
-        members: Sequence[int],
+        parts: Sequence[Sequence[int]],
         timeout: float,
         description: str | None = None,
-    ) -> ProcessGroup:
-        """Make a group of these group ranks of `parent`, this one among them. Asks no rank."""
+    ) -> ProcessGroup | None:
+        """Make this rank's part of `parent`, of these lists of its group ranks; None: it is in
+        none. Asks no rank if the backend can do without."""
+        members = next((part for part in parts if parent.rank() in part), None)
+        if members is None:
+            if parent.splits_with_all:
+                parent.split(parts, "", timeout)
+            return None
         name = self.members_name(f"{parent.group_name}/split", members)
         describe_group(name, description)
-        made = parent.subgroup(members, name, timeout)
+        if parent.splits_with_all:
+            made = parent.split(parts, name, timeout)
+        else:
+            made = parent.subgroup(members, name, timeout)
         assert made is not None
         self._keep(name, made)
         return made

@@ -24,6 +24,7 @@ from cydist.errors import UnsupportedError
 UNIQUE_ID_BYTES = 128
 REMOTE = 6  # the result of a call when another rank is gone
 IN_PROGRESS, TIMEOUT = 7, 8  # results without a text in cupy
+NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR: the rank gets no communicator
 END_SECONDS = 10.0  # most seconds that a thread waits for another to end a communicator
 EXIT_SECONDS = 5.0  # most seconds that the end of a process waits for NCCL
 CALL_SECONDS = 0.5  # most seconds that an abort waits for a thread inside a call
@@ -87,6 +88,14 @@ class Communicator(Protocol):
     def revoke(self) -> bool:
         """End the calls under way, also one that blocks a thread, and free nothing. Return False if
         NCCL cannot."""
+
+    def can_split(self) -> bool:
+        """Return whether the binding has `split`."""
+
+    def split(self, color: int, key: int) -> Communicator | None:
+        """Return a communicator of the ranks that give this color, in the order of their keys;
+        None for NO_COLOR. Blocks until all ranks have called it, and no call may be under way.
+        `revoke` and `abort` end it."""
 
     def end_on_thread(self, task: Callable[[], object]) -> threading.Event:
         """Run `task`, which ends the communicator, on the communicator's own thread. Return the
@@ -293,6 +302,16 @@ class CupyCommunicator(EndsOnce):
         with self._lock:
             if not self._ended:
                 self._libnccl.drop_premul(self._pointer, op)
+
+    def can_split(self) -> bool:
+        return hasattr(self._comm, "commSplit")
+
+    def split(self, color: int, key: int) -> CupyCommunicator | None:
+        self._check()
+        made = self._comm.commSplit(color, key)
+        if made is None:
+            return None
+        return CupyCommunicator(made, self._libnccl, self._as_nccl_error)
 
     def revoke(self) -> bool:
         with self._lock:

@@ -150,27 +150,35 @@ def store_exchange(store: MembershipStore, host: ProcessGroup) -> Exchange:
 
 def join(
     binding: Binding, gpu: Gpu, exchange: Exchange, rank: int, ranks: Sequence[int], name: str,
-    deadline: float,
+    deadline: float, split: Communicator | None = None,
 ) -> Communicator:  # fmt: skip
     """Return a communicator of these ranks, on this thread's GPU.
+
+    Args:
+        split: The communicator, if the ranks have split it off another; it ends with an error.
 
     Raises RendezvousError if ranks are missing or do not fit together, DistBackendError for NCCL's
     errors, DistTimeoutError if NCCL does not return; its thread then stays in it.
     """
+    try:
+        return _join(binding, gpu, exchange, rank, ranks, name, deadline, split)
+    except BaseException:
+        if split is not None:
+            split.abort()
+        raise
+
+
+def _join(
+    binding: Binding, gpu: Gpu, exchange: Exchange, rank: int, ranks: Sequence[int], name: str,
+    deadline: float, split: Communicator | None,
+) -> Communicator:  # fmt: skip
     version = binding.version()
     own = {"version": version, "gpu": gpu.identity(version), "capability": gpu.capability()}
     said = [
         json.loads(text) for text in exchange.all_ranks("here", json.dumps(own).encode(), deadline)
     ]
     _check_fit(said, ranks, name)
-    unique_id = binding.unique_id() if rank == 0 else b""
-    unique_id = exchange.all_ranks("id", unique_id, deadline)[0]
-    try:
-        comm = _init(binding, gpu, exchange, rank, len(ranks), unique_id, name, deadline)
-    except BaseException as error:
-        with contextlib.suppress(DistError):
-            exchange.failed(f"{type(error).__name__}: {error}")
-        raise
+    comm = split or _join_by_id(binding, gpu, exchange, rank, len(ranks), name, deadline)
     comm.capability = min(each["capability"] for each in said)
     try:
         exchange.all_ranks("ready", b"", deadline)
@@ -178,6 +186,20 @@ def join(
         comm.abort()
         raise
     return comm
+
+
+def _join_by_id(
+    binding: Binding, gpu: Gpu, exchange: Exchange, rank: int, size: int, name: str,
+    deadline: float,
+) -> Communicator:  # fmt: skip
+    unique_id = binding.unique_id() if rank == 0 else b""
+    unique_id = exchange.all_ranks("id", unique_id, deadline)[0]
+    try:
+        return _init(binding, gpu, exchange, rank, size, unique_id, name, deadline)
+    except BaseException as error:
+        with contextlib.suppress(DistError):
+            exchange.failed(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _check_fit(said: list[dict[str, object]], ranks: Sequence[int], name: str) -> None:

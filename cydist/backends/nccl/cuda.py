@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from cydist import config
 from cydist._native import ITEMSIZES
 from cydist.backends.nccl.binding import INSTALL
+from cydist.backends.nccl.nccl_conf import setting
 from cydist.backends.nccl.torch_kernels import TorchFunctions
 from cydist.devices import array_libraries, cuda_driver
 from cydist.devices.array_libraries import NON_BLOCKING
@@ -220,10 +221,10 @@ def gpu_identity(version: int, bus_id: str, driver: cuda_driver.Driver | None, i
     """Return a GPU's identity. NCCL goes by the place on the PCI bus, and from 2.30 on by the UUID,
     so two parts of a GPU that MIG makes differ. NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share one
     from then on."""
-    host = config.NCCL_HOSTID.get() or boot_id()
+    host = setting(config.NCCL_HOSTID, version) or boot_id()
     if version < UUIDS_SINCE:
         return f"{host}/{bus_id}"
-    if config.NCCL_MULTI_RANK_GPU_ENABLE.get().strip() == "1":
+    if setting(config.NCCL_MULTI_RANK_GPU_ENABLE, version).strip() == "1":
         return f"{host}/{bus_id}/{os.getpid()}"
     uuid = driver.uuid(index) if driver is not None else ""
     return f"{host}/{uuid}/{bus_id}" if uuid else f"{host}/{bus_id}"

@@ -264,6 +264,20 @@ class FailureHandler:
             self.end_comm(abort=True)
             self._end_process(error)
 
+    def check_peers(self, name: str) -> None:
+        """Raise if the group has failed, or a rank is lost. The watchdog does not look while no
+        call is under way.
+
+        Args:
+            name: Of what this rank does, for messages.
+        """
+        if (told := self.control_error()) is not None:
+            self.on_control_error(told)
+        lost = None if self._control is None else self._control.lost
+        if lost is not None:
+            self.fail(lost, name)
+        self._group.check_usable(name)
+
     def abandon(self) -> None:
         """End the calls under way here, and take no more, without notifying the other ranks."""
         if self._group.error is None:

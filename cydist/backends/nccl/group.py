@@ -33,6 +33,7 @@ from cydist.backends.nccl.reductions import (
     check_fp8,
     reduction,
 )
+from cydist.backends.nccl.split import split_comm
 from cydist.backends.nccl.streams import GroupStreams
 from cydist.backends.nccl.watchdog import StreamCall
 from cydist.devices import array_libraries
@@ -70,7 +71,7 @@ class NcclGroup(ProcessGroup):
         enqueuer: Enqueues its calls.
     """
 
-    coalesces_calls = True
+    coalesces_calls = splits_with_all = True
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class NcclGroup(ProcessGroup):
         self._messages: list[tuple[PlannedCall, StreamWork]] = []
         self._noted: list[str] = []
         self._token: Array | None = None
+        self._splits = 0  # calls of `split`: the same on every rank
         self._fast_enqueuer = fast_enqueuer(self, comm, self.streams, self.failures)
         slow = self.enqueuer.blocking_wait or self.checks is not None
         self.fast_streams = None if slow else self._fast_enqueuer
@@ -383,11 +385,46 @@ class NcclGroup(ProcessGroup):
     def subgroup(self, ranks: Sequence[int], name: str, timeout: float) -> ProcessGroup | None:
         if self.store is None:
             return None
+        # Splitting is a call of all ranks, and only the members of a new group call this.
+        if len(ranks) == self._size:
+            return self._split([ranks], name, name, timeout, "new_group")
+        return self._part(ranks, name, timeout, None)
+
+    def split(
+        self, parts: Sequence[Sequence[int]], name: str, timeout: float
+    ) -> ProcessGroup | None:
+        self._splits += 1
+        meeting = f"{self.group_name}/split/{self._splits}"
+        return self._split(parts, meeting, name, timeout, "split_group")
+
+    def _split(
+        self, parts: Sequence[Sequence[int]], meeting: str, name: str, timeout: float, call: str
+    ) -> ProcessGroup | None:
+        exchange: Exchange = HostExchange(self.host)
+        if self.store is not None:
+            title = f"{call} on {self.title}"
+            store = self.store.part(f"{meeting}/ranks", self.ranks, title)
+            exchange = store_exchange(store, self.host)
+        comm = split_comm(self, exchange, parts, call, time.monotonic() + timeout)
+        mine = next((part for part in parts if self._rank in part), None)
+        return None if mine is None else self._part(mine, name, timeout, comm)
+
+    def _part(
+        self, ranks: Sequence[int], name: str, timeout: float, comm: Communicator | None
+    ) -> ProcessGroup:
+        """Make a group of some of the ranks, which all call this.
+
+        Args:
+            comm: Its communicator; None: the ranks make one.
+        """
         host: Any = self.host.subgroup(ranks, name, timeout)  # of the host group's own class
+        if self.store is None:
+            return make(self.binding, host, HostExchange(host), None, self.high_priority, comm)
         members = [self.ranks[rank] for rank in ranks]
         store = self.store.part(f"{name}/nccl", members, f"making {group_title(name)}")
         with store.report_error(self.ranks[self._rank]):
-            return make(self.binding, host, store_exchange(store, host), store, self.high_priority)
+            exchange = store_exchange(store, host)
+            return make(self.binding, host, exchange, store, self.high_priority, comm)
 
     def shrink(
         self,
@@ -430,14 +467,21 @@ def make(
     exchange: Exchange,
     store: MembershipStore | None,
     priority: bool,
+    split: Communicator | None = None,
 ) -> NcclGroup:
-    """Make the GPU group of a host group. If that fails, the host group ends."""
+    """Make the GPU group of a host group. If that fails, the host group ends.
+
+    Args:
+        split: Its communicator, if that was split off another.
+    """
     try:
         gpu = current_gpu()
         deadline = time.monotonic() + host.timeout
         # Before the ranks meet: the first one may fail before the last one has its group.
         control = ControlListener(host) if host.size() > 1 else None
-        comm = join(binding, gpu, exchange, host.rank(), host.ranks, host.group_name, deadline)
+        comm = join(
+            binding, gpu, exchange, host.rank(), host.ranks, host.group_name, deadline, split
+        )
         return NcclGroup(binding, comm, gpu, host, store, priority, control)
     except BaseException:
         host.destroy()

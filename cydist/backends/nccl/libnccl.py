@@ -97,6 +97,21 @@ class LibNccl:
             "ncclAlltoAll", pointer, pointer, ctypes.c_size_t, ctypes.c_int, pointer, pointer
         )
 
+    def can_split(self) -> bool:
+        """Return whether there is an ncclCommSplit."""
+        return self._library is not None and hasattr(self._library, "ncclCommSplit")
+
+    def split(self, comm: int, color: int, key: int) -> tuple[int, int]:
+        """Call ncclCommSplit, with the parent's configuration. Return its result, and the address
+        of the new communicator; 0: this rank gets none."""
+        pointer = ctypes.c_void_p
+        find = self.find(
+            "ncclCommSplit", pointer, ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer), pointer
+        )
+        made = pointer()
+        code: int = find(comm, color, key, ctypes.byref(made), None)
+        return code, made.value or 0
+
     def revoke(self, comm: int) -> bool:
         """Call ncclCommRevoke, which NCCL has from 2.28 on; return whether it has succeeded."""
         find = self.find("ncclCommRevoke", ctypes.c_void_p, ctypes.c_int)

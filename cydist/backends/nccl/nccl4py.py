@@ -19,7 +19,7 @@ from cydist.backends.nccl.binding import (
     EndsOnce,
     NcclError,
 )
-from cydist.backends.nccl.libnccl import ON_HOST
+from cydist.backends.nccl.libnccl import ON_HOST, LibNccl
 from cydist.errors import UnsupportedError
 
 OLDEST = (0, 6)  # of nccl4py: 0.3.1 has a different comm_init_rank
@@ -125,6 +125,18 @@ class Nccl4pyCommunicator(EndsOnce):
         with self._lock:
             if not self._ended:
                 self._nccl.red_op_destroy(op, self._comm)
+
+    def can_split(self) -> bool:
+        return LibNccl().can_split()
+
+    def split(self, color: int, key: int) -> Nccl4pyCommunicator | None:
+        # By the library's own function, since nccl4py's has other arguments in other versions.
+        self._check()
+        libnccl = LibNccl()
+        code, made = libnccl.split(int(self._comm), color, key)
+        if code:
+            raise NcclError(f"{libnccl.text(code)} ({libnccl.last_error()})", code)
+        return Nccl4pyCommunicator(self._nccl, made) if made else None
 
     def revoke(self) -> bool:
         revoke = getattr(self._nccl, "comm_revoke", None)  # NCCL has it from 2.28 on

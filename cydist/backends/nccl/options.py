@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cydist.errors import warn_user
+
 
 class Options:
     """Options for `pg_options` of init_process_group and new_group.
@@ -37,7 +39,7 @@ class ProcessGroupNCCL:
 def high_priority(pg_options: Any) -> bool:
     """Return whether these options, cydist's or torch's, ask for a high priority.
 
-    Raises TypeError for anything else.
+    Raises TypeError for anything else. Warns of torch's `config`, which is not passed to NCCL.
     """
     if pg_options is None:
         return False
@@ -47,4 +49,22 @@ def high_priority(pg_options: Any) -> bool:
             "pg_options of backend 'nccl' must be ProcessGroupNCCL.Options(...), not "
             f"{pg_options!r:.80}"
         )
+    if changed := _changed(getattr(pg_options, "config", None)):
+        warn_user(
+            f"backend 'nccl' ignores pg_options.config ({', '.join(changed)}): set NCCL's "
+            "environment variables instead"
+        )
     return bool(wanted)
+
+
+def _changed(config: Any) -> list[str]:
+    """Return the fields of torch's NCCLConfig that the user has set."""
+    if config is None:
+        return []
+    try:
+        fresh = type(config)()
+        names = [name for name in dir(config) if not name.startswith("_")]
+        values = [(name, getattr(config, name), getattr(fresh, name)) for name in names]
+    except Exception:  # of a torch whose fields cannot be compared
+        return []
+    return [name for name, value, default in values if not callable(value) and value != default]

@@ -90,6 +90,10 @@ class TorchNccl:
         join = self._checked("ncclCommInitRank", ctypes.POINTER(_POINTER), _INT, UniqueId, _INT)
         join(ctypes.byref(comm), size, UniqueId.from_buffer_copy(unique_id), rank)
         assert comm.value is not None
+        return self.communicator(comm.value)
+
+    def communicator(self, pointer: int) -> TorchCommunicator:
+        """Return the communicator at an address."""
         functions = {
             ours: self._checked(name, *kinds, _POINTER, _POINTER)
             for ours, (name, kinds) in CALLS.items()
@@ -98,7 +102,7 @@ class TorchNccl:
             name: self._checked(f"nccl{name}", _POINTER)
             for name in ("CommAbort", "CommDestroy", "CommFinalize")
         }
-        return TorchCommunicator(self._libnccl, comm.value, functions, ends)
+        return TorchCommunicator(self, self._libnccl, pointer, functions, ends)
 
     def as_nccl_error(self, error: BaseException) -> NcclError | None:
         return error if isinstance(error, NcclError) else None
@@ -109,11 +113,13 @@ class TorchCommunicator(EndsOnce):
 
     def __init__(
         self,
+        binding: TorchNccl,
         libnccl: LibNccl,
         pointer: int,
         functions: dict[str, Callable[..., None]],
         ends: dict[str, Callable[[int], None]],
     ) -> None:
+        self._binding = binding
         self._libnccl = libnccl
         self._pointer = pointer
         self._ends = ends
@@ -149,6 +155,16 @@ class TorchCommunicator(EndsOnce):
         with self._lock:
             if not self._ended:
                 self._libnccl.drop_premul(self._pointer, op)
+
+    def can_split(self) -> bool:
+        return self._libnccl.can_split()
+
+    def split(self, color: int, key: int) -> TorchCommunicator | None:
+        self._check()
+        code, pointer = self._libnccl.split(self._pointer, color, key)
+        if code:
+            raise self._binding.error(code)
+        return self._binding.communicator(pointer) if pointer else None
 
     def revoke(self) -> bool:
         with self._lock:

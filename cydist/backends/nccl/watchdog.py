@@ -245,7 +245,8 @@ class GroupWatch:
             if not flight.over:
                 by_stream.setdefault(flight.stream, []).append(flight)
         for flights in by_stream.values():
-            # A stream passes its calls in order, and querying each costs more.
+            # A stream passes its calls in order, and querying each costs more. This holds for a
+            # number that CUDA gives again, too: CUDA frees a stream after its work.
             reached = bisect_left(flights, True, key=lambda each: not self._group.is_over(each))
             for flight in flights[:reached]:
                 flight.over = True

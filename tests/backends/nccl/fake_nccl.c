@@ -28,6 +28,7 @@
 #include "fake_nccl_reduce.h"
 
 enum { ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, SEND, RECV };
+enum { NO_COLOR = -1 };  /* of a rank that gets no communicator */
 enum { RING_BYTES = 16384, MOST_RANKS = 16, MOST_PREMULS = 64, INIT_SECONDS = 60 };
 enum { ONE_RANK_MENDED = 22907 };  /* the version whose kernel of one rank leaves nothing out */
 
@@ -43,15 +44,21 @@ typedef struct {
     char data[RING_BYTES];
 } Ring;
 
+/* What a rank says in a split, the number of its split, and of the last one whose colours it read. */
+typedef struct { int color, key; _Atomic int said, read; } Said;
+
 typedef struct {
     _Atomic int arrived, connected;
+    Said split[MOST_RANKS];
     Ring rings[];               /* of rank s to rank d: s * size + d */
 } Segment;
 
 typedef struct {
     Segment *segment;
+    char name[240];             /* of the file */
     size_t bytes;
     int rank, size;
+    int splits;                 /* how often it was split */
     _Atomic int aborted, async_error;
     _Atomic uint64_t issued, served;
     _Atomic int running;        /* tasks that use this object */
@@ -158,7 +165,10 @@ int ncclGetUniqueId(UniqueId *id) {
 
 /* Communicators. */
 
-static int open_segment(Comm *comm, const char *name, int rank) {
+static int is_aborted(const Comm *comm) { return comm != NULL && comm->aborted; }
+
+static int open_segment(Comm *comm, const char *name, int rank, const Comm *parent) {
+    snprintf(comm->name, sizeof comm->name, "%s", name);
     comm->bytes = sizeof(Segment) + (size_t)(comm->size * comm->size) * sizeof(Ring);
     int fd = shm_open(name, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) return SYSTEM_ERROR;
@@ -169,7 +179,7 @@ static int open_segment(Comm *comm, const char *name, int rank) {
     comm->segment->arrived++;
     double end = now() + INIT_SECONDS;
     while (comm->segment->arrived < comm->size) {
-        if (now() > end) { shm_unlink(name); return SYSTEM_ERROR; }
+        if (now() > end || is_aborted(parent)) { shm_unlink(name); return SYSTEM_ERROR; }
         nap();
     }
     if (rank == 0) shm_unlink(name);
@@ -183,7 +193,7 @@ int ncclCommInitRank(Comm **out, int size, UniqueId id, int rank) {
     if (trap && atoi(trap) == rank) { depth++; return SYSTEM_ERROR; }   /* leaks, as NCCL does */
     Comm *comm = calloc(1, sizeof *comm);
     comm->rank = rank, comm->size = size;
-    int code = open_segment(comm, id.internal, rank);
+    int code = open_segment(comm, id.internal, rank, NULL);
     if (code) { free(comm); return code; }
     note(rank, "init");
     *out = comm;
@@ -244,9 +254,54 @@ int ncclCommRevoke(Comm *comm, int flags) {
     return SUCCESS;
 }
 
+/* Every rank of the communicator says its colour and key, and reads all others': this blocks until
+ * all have come, or the communicator is aborted. Ranks of one colour are ordered by key, then rank. */
+static int read_colors(Comm *comm, int color, int key, int *rank, int *size) {
+    Said *all = comm->segment->split, *own = &all[comm->rank];
+    int number = ++comm->splits;
+    for (int i = 0; i < comm->size; i++)
+        while (all[i].read < number - 1) { if (comm->aborted) return INVALID_USAGE; nap(); }
+    own->color = color, own->key = key;
+    own->said = number;
+    *rank = *size = 0;
+    for (int i = 0; i < comm->size; i++) {
+        while (all[i].said < number) { if (comm->aborted) return INVALID_USAGE; nap(); }
+        if (all[i].color != color) continue;
+        ++*size;
+        if (all[i].key < key || (all[i].key == key && i < comm->rank)) ++*rank;
+    }
+    own->read = number;
+    return SUCCESS;
+}
+
+static int split(Comm *comm, int color, int key, Comm **out) {
+    char text[80];
+    snprintf(text, sizeof text, "split color=%d key=%d%s", color, key,
+             comm->served < comm->issued ? " beside calls, which may deadlock" : "");
+    note(comm->rank, text);
+    while (comm->served < comm->issued && !comm->aborted) nap();
+    int rank, size, code = read_colors(comm, color, key, &rank, &size);
+    if (code || color == NO_COLOR) return code;
+    Comm *made = calloc(1, sizeof *made);
+    made->rank = rank, made->size = size;
+    char name[240];
+    snprintf(name, sizeof name, "%.200s-%d.%d", comm->name, comm->splits, color);
+    code = open_segment(made, name, rank, comm);
+    if (code) { free(made); return code; }
+    *out = made;
+    return SUCCESS;
+}
+
 int ncclCommSplit(Comm *comm, int color, int key, Comm **out, void *config) {
-    (void)comm; (void)color; (void)key; (void)out; (void)config;
-    return refuse("split");
+    if (config) return refuse("a configuration");
+    if (depth) return refuse("split inside a group");
+    if (color < NO_COLOR) return refuse("color");
+    *out = NULL;
+    if (comm == NULL || comm->aborted) return refuse("it was aborted");
+    comm->inside++;
+    int code = split(comm, color, key, out);
+    comm->inside--;
+    return code;
 }
 
 int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Comm *comm) {

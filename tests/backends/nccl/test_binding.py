@@ -7,6 +7,7 @@ import ctypes
 import sys
 import threading
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cydist.backends.nccl import binding, create, cuda
 from cydist.backends.nccl.binding import CupyNccl, NcclError
 from cydist.backends.nccl.cuda import current as current_gpu  # a fixture replaces it
 from cydist.backends.nccl.libnccl import LibNccl
+from cydist.backends.nccl.options import high_priority
 from cydist.backends.nccl.plan_runner import scaled_one
 from cydist.backends.nccl.reductions import FLOAT8, SUM, TYPES
 from cydist.groups import registry
@@ -31,6 +33,7 @@ SIGNATURES = {
     "allGather": "sendbuf, recvbuf, count, datatype, stream",
     "send": "sendbuf, count, datatype, peer, stream",
     "recv": "recvbuf, count, datatype, peer, stream",
+    "commSplit": "color, key, config=None",
 }
 
 
@@ -297,6 +300,27 @@ def test_the_backend_is_available_where_cupy_is(nccl: Any) -> None:
     """is_nccl_available looks for the package, and imports nothing."""
     assert dist.is_nccl_available()
     assert dist.is_backend_available("nccl")
+
+
+class Config:
+    """As torch's NCCLConfig."""
+
+    def __init__(self) -> None:
+        self.blocking = self.max_ctas = -(1 << 31)
+
+    def unsafe_get_ptr(self) -> int:
+        return id(self)
+
+
+def test_a_configuration_that_is_ignored_warns() -> None:
+    """torch would pass it to NCCL. cydist has no way to, with cupy's binding."""
+    options = types.SimpleNamespace(is_high_priority_stream=True, config=Config())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert high_priority(options)
+    options.config.max_ctas = 8
+    with pytest.warns(RuntimeWarning, match=r"ignores pg_options.config \(max_ctas\)"):
+        assert high_priority(options)
 
 
 def test_options_are_torchs(gpus: Any) -> None:

@@ -101,6 +101,14 @@ def test_staging(standins: Path, only: str) -> None:
             assert said[library]["seconds"]["share"] > 0
 
 
+def test_a_group_gives_its_scratch_memory_back(standins: Path) -> None:
+    """cupy's pool keeps freed blocks by stream, and nobody uses the group's stream after its
+    end."""
+    for said in ran(standins, "", 2, PROGRAM.with_name("gpu_scratch.py")):
+        assert said["scratch"] > 0, said
+        assert said["kept"] == [0, 0, 0], said
+
+
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_the_examples_learn(standins: Path, library: str) -> None:
     """By reductions that nobody waits for: as many ranks as one learn the same."""

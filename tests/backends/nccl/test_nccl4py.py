@@ -81,7 +81,7 @@ def test_every_call(binding: Any, gpus: Any, standin: Any) -> None:
     assert second.pop(1) == [2.0, 2.0]
     assert first == second == common
     named = {line.split()[1] for line in standin.log()}
-    assert {"group_start", "group_end", "init", "premul_create"} <= named
+    assert {"group_start", "group_end", "init", "premul_create", "split"} <= named
 
 
 @pytest.mark.parametrize("installed", ["0.3.1", "0.5.9"])
