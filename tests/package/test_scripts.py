@@ -38,11 +38,14 @@ class Tree:
         """A program that ends with this test only."""
         self.stand_in(path, f"exec cat {self._gate}")
 
-    def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, script: str, *arguments: str, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a script, until all that it has started has ended: they share its output."""
         return subprocess.run(
             [str(self.root / script), *arguments],
             capture_output=True, text=True, timeout=DEADLINE, check=False, cwd=self.root,
+            env={**os.environ, **settings},
         )  # fmt: skip
 
     def open_gate(self) -> None:
@@ -144,3 +147,38 @@ def test_a_missing_python_is_named(wheels: Tree) -> None:
     done = wheels.run("scripts/test-wheel", "dist")
     assert done.returncode == 1
     assert "PYTHONS=3.12 scripts/wheels makes" in done.stderr
+
+
+@pytest.fixture
+def root(wheels: Tree) -> Tree:
+    """As root, with debootstrap; unshare shows what would run in a root of Debian."""
+    (wheels.root / "docs/examples").mkdir(parents=True)
+    (wheels.root / "scripts/demo").touch()
+    wheels.stand_in("bin/id", "echo 0")
+    for program in ("debootstrap", "dpkg"):
+        wheels.stand_in(f"bin/{program}")
+    wheels.stand_in("bin/unshare", 'for last; do :; done; cat "$last/inside"')
+    wheels.stand_in("scripts/debian-root", 'mkdir -p "$1"')
+    wheels.stand_in(".venv-wheels-3.11/bin/python", '[ "$4" = download ]')
+    return wheels
+
+
+def with_stand_ins(tree: Tree) -> dict[str, str]:
+    return {"ROOT": "1", "PATH": f"{tree.root / 'bin'}:{os.environ['PATH']}"}
+
+
+def test_a_wheel_is_tested_in_a_root(root: Tree) -> None:
+    """That for CPython 3.11: the contract tests and the demo. The other has an environment."""
+    done = root.run("scripts/test-wheel", "dist", **with_stand_ins(root))
+    assert done.returncode == 0, done.stderr
+    assert "--pyargs cydist.testing --cydist-backend inproc --cydist-backend tcp\n" in done.stdout
+    assert done.stdout.count("scripts/demo\n") == 1
+    assert (root.root / "log").read_text().count("--pyargs") == 1
+
+
+def test_a_root_takes_root(root: Tree) -> None:
+    """Who is not root is told so, before anything is built."""
+    root.stand_in("bin/id", "echo 1000")
+    done = root.run("scripts/test-wheel", **with_stand_ins(root))
+    assert done.returncode == 1
+    assert done.stderr == "scripts/test-wheel: ROOT=1 takes root\n"
