@@ -22,7 +22,7 @@ from cydist.tuning import table as tuning_table
 CODES = {name: code for code, name in enumerate(tuning_table.COLLECTIVES)}
 UNIT = 16  # bytes of an element
 SEGMENT_BYTES = 256 * 1024  # of long messages, as by default
-EAGER_BYTES = 65536  # longer messages wait for their receive: src/transports/stream
+EAGER_BYTES = 65536  # longer messages wait for their receive, inside a host without a cell
 WHOLE = ("broadcast", "all_reduce", "reduce", "scan", "exscan")
 # A local collective after which some ranks go on before the others have come.
 FROM_ROOT = ("broadcast", "scatter")

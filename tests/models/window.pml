@@ -29,7 +29,9 @@ byte long_data[RANKS * SLOTS];
 byte consumed_flag[RANKS];      /* Flags.consumed */
 
 #define head(rank, step) ((rank) * HEADS + (step) % HEADS)
-#define slot(rank, step) ((rank) * SLOTS + (step) % SLOTS)
+/* With every turn of the slots the two ranks write into each other's windows: see slot_of. */
+#define window(rank, step) (rooted[step] -> (rank) : ((rank) + (step) / SLOTS) % RANKS)
+#define slot(rank, step) (window(rank, step) * SLOTS + (step) % SLOTS)
 
 inline choose()
 {

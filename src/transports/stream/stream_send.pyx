@@ -20,8 +20,8 @@ from cydist._native.linux cimport (
 )
 from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
 from cydist._native.shm_ring cimport (
-    INBOUND_CELL, LEAST_CELL_BYTES, NO_RINGS, OUTBOUND_CELL, cell_behind, cell_bytes, find_rings,
-    has_space_for, make_rings, pair_entry, request_space, write_ring,
+    LEAST_CELL_BYTES, NO_RINGS, OUTBOUND_CELL, cell_behind, cell_bytes, find_rings, has_space_for,
+    make_rings, pair_entry, request_space, write_ring,
 )
 from cydist._native.stream_auth cimport seal_header, seal_payload
 from cydist._native.stream_liveness cimport status_of_loss
