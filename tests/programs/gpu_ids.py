@@ -20,7 +20,12 @@ share_a_gpu()
 kind = next(all_kinds())
 dist.init_process_group("nccl", timeout=40)
 array = kind.array(np.ones(3))
-for group in (None, dist.new_group(), dist.new_group(backend="cpu:tcp,cuda:nccl")):
+options = dist.ProcessGroupNCCL.Options()  # a group with options is not split off the default one
+others = (
+    dist.new_group(pg_options=options),
+    dist.new_group(None, None, "cpu:tcp,cuda:nccl", options),
+)
+for group in (None, *others):
     dist.all_reduce(array, group=group)
 dist.barrier()
 left = [key for key in process_groups.current_world().store.list_keys() if key.endswith("/id/0")]

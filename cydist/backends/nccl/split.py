@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cydist.backends.nccl.binding import NO_COLOR
-from cydist.backends.nccl.bootstrap import SLICE
+from cydist.backends.nccl.bootstrap import SLICE, current_gpu
 from cydist.errors import (
     DistBackendError,
     DistError,
@@ -28,11 +28,37 @@ from cydist.errors import (
 )
 
 if TYPE_CHECKING:
-    from cydist.backends.nccl.binding import Communicator
+    from cydist.backends.nccl.binding import Binding, Communicator
     from cydist.backends.nccl.bootstrap import Exchange
-    from cydist.backends.nccl.group import NcclGroup
+    from cydist.backends.nccl.cuda import Gpu
+    from cydist.backends.nccl.failure import FailureHandler
 
 IDLE_SECONDS = 1.0  # most seconds to wait for the parent's calls to be over
+
+
+class Parent(Protocol):
+    """The group that is split, an NcclGroup."""
+
+    group_name: str
+    ranks: tuple[int, ...]
+    comm: Communicator
+    binding: Binding
+    gpu: Gpu
+    failures: FailureHandler
+
+    @property
+    def title(self) -> str:
+        """Return the group's name, for messages."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """Return the error that the group has failed with; None: it has not."""
+
+    def rank(self) -> int:
+        """Return this rank's group rank."""
+
+    def fail(self, error: BaseException, call: str = "") -> None:
+        """Fail the group on all ranks, and end its communicator."""
 
 
 class SplitThread:
@@ -42,7 +68,7 @@ class SplitThread:
     other thread of this rank can make one.
     """
 
-    def __init__(self, parent: NcclGroup, color: int, key: int) -> None:
+    def __init__(self, parent: Parent, color: int, key: int) -> None:
         self._parent = parent
         self._color, self._key = color, key
         self._ready = self._wanted = False
@@ -88,7 +114,7 @@ class SplitThread:
 
 
 def split_comm(
-    parent: NcclGroup, exchange: Exchange, parts: Sequence[Sequence[int]], name: str,
+    parent: Parent, exchange: Exchange, parts: Sequence[Sequence[int]], name: str,
     deadline: float,
 ) -> Communicator | None:  # fmt: skip
     """Split a group's communicator, if all its ranks can. Each of them calls it.
@@ -116,10 +142,12 @@ def split_comm(
 
 
 def _split_comm(
-    parent: NcclGroup, exchange: Exchange, parts: Sequence[Sequence[int]], name: str,
+    parent: Parent, exchange: Exchange, parts: Sequence[Sequence[int]], name: str,
     deadline: float,
 ) -> Communicator | None:  # fmt: skip
-    able = parent.error is None and parent.comm.can_split()
+    # NCCL puts the part on the parent's GPU, and a group belongs to the current one.
+    on_gpu = current_gpu().index == parent.gpu.index
+    able = on_gpu and parent.error is None and parent.comm.can_split()
     wanted = f"{name} {[list(part) for part in parts]}"
     own = f"{int(able)} {sha256(wanted.encode()).hexdigest()} {wanted:.400}"
     found = exchange.all_ranks("able", own.encode(), deadline)
@@ -146,12 +174,18 @@ def _split_comm(
         _wait(parent, split.thread, name, deadline)
         if split.error is not None:
             raise _backend_error(parent, split.error, name)
+        try:
+            exchange.all_ranks("made", b"", deadline)  # NCCL may have failed on another rank only
+        except BaseException:
+            if split.made is not None:
+                split.made.abort()
+            raise
         return split.made
     finally:
         split.decide(False)
 
 
-def _wait(parent: NcclGroup, thread: threading.Thread, name: str, deadline: float) -> None:
+def _wait(parent: Parent, thread: threading.Thread, name: str, deadline: float) -> None:
     """Wait for NCCL. If it does not return, or a rank is lost, the parent fails, which ends the
     split."""
     while thread.is_alive():
@@ -169,7 +203,7 @@ def _wait(parent: NcclGroup, thread: threading.Thread, name: str, deadline: floa
             raise error
 
 
-def _backend_error(parent: NcclGroup, found: BaseException, name: str) -> BaseException:
+def _backend_error(parent: Parent, found: BaseException, name: str) -> BaseException:
     """Fail the parent for an error of NCCL: other ranks may wait in the split. Return the error."""
     parent.failures.check_peers(name)
     nccl_error = parent.binding.as_nccl_error(found)

@@ -415,7 +415,8 @@ def test_every_thread_of_ours_is_on_the_groups_gpu(gpus: Any) -> None:
     """A thread is on GPU 0 at first, where its first question would make a context."""
 
     def body(rank: int) -> set[str]:
-        group: Any = dist.new_group([0, 1])
+        options = dist.ProcessGroupNCCL.Options()  # so it is not split off the default group
+        group: Any = dist.new_group([0, 1], pg_options=options)
         gate = gpus.hold()
         future = dist.all_reduce(gpus.array(np.ones(3)), group=group, async_op=True).get_future()
         gate.set()
@@ -457,8 +458,9 @@ def test_any_error_of_one_ranks_init_is_told(
         return SimpleNamespace(abort=lambda: aborted.append(rank))
 
     def body(rank: int) -> str:
+        options = dist.ProcessGroupNCCL.Options()  # so it is not split off the default group
         with pytest.raises((dist.DistBackendError, error)) as raised:
-            dist.new_group([0, 1], timeout=20)
+            dist.new_group([0, 1], timeout=20, pg_options=options)
         return f"{type(raised.value).__name__}: {raised.value}"
 
     def all_ranks(rank: int) -> str:

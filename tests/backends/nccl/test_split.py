@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import fake_gpu_threaded
@@ -125,11 +126,12 @@ def test_a_parent_with_calls_under_way_is_not_split(
     assert made_by(standin.log()) == ["0 init", "1 init"]
 
 
-@pytest.mark.parametrize("why", ["busy thread", "no split", "failed"])
+@pytest.mark.parametrize("why", ["busy thread", "no split", "failed", "another GPU"])
 def test_all_ranks_do_as_one_that_cannot_split(
     gpus: Any, standin: Any, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """They decide together: a thread of it is in a call, its NCCL has none, or it cannot end."""
+    """They decide together: a thread of it is in a call, its NCCL has none, a call of it does not
+    end, or another GPU is current."""
     monkeypatch.setattr(split, "IDLE_SECONDS", 0.1)
 
     def body(rank: int) -> float:
@@ -137,6 +139,8 @@ def test_all_ranks_do_as_one_that_cannot_split(
         world = on_gpus(dist.group.WORLD)
         if rank == 1 and why == "no split":
             world.comm.can_split = lambda: False
+        if rank == 1 and why == "another GPU":
+            world.gpu = SimpleNamespace(index=99)  # the current one is not
         if rank == 1 and why == "failed":
             world.failures.is_idle = lambda: False
         if rank == 1 and why == "busy thread":
@@ -209,20 +213,24 @@ def test_a_split_that_hangs_ends_at_its_deadline(gpus: Any, standin: Any) -> Non
     assert not any(each.is_alive() for each in left)
 
 
-def test_an_error_of_nccl_fails_the_parent_on_all_ranks(gpus: Any) -> None:
-    """The other ranks would wait in the split."""
+@pytest.mark.parametrize("after", [False, True], ids=["at once", "after the others"])
+def test_an_error_of_nccl_fails_the_parent_on_all_ranks(gpus: Any, after: bool) -> None:
+    """The other ranks would wait in the split, or in the part that it makes for them."""
 
     def body(rank: int) -> str:
         world = on_gpus(dist.group.WORLD)
+        real = world.comm.split
         if rank == 1:
 
             def refuse(color: int, key: int) -> None:
+                if after:
+                    real(color, key).abort()
                 raise binding.NcclError("unhandled system error", 2)
 
             world.comm.split = refuse
         with pytest.raises(dist.DistError) as caught:
             dist.new_group()
-        assert world.error is not None
+        assert rank == 0 or world.error is not None
         return str(caught.value)
 
     for said in run_threads(body, 2, "nccl"):
