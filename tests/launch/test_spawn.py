@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from launched_hosts import without_notices
 
 from cydist.errors import DistError, ProcessExitedException, ProcessRaisedException
 from cydist.launch.spawn import spawn
@@ -49,7 +50,7 @@ def run(directory: Path, functions: str, main: str) -> str:
         [sys.executable, program(directory, functions, main)],
         cwd=directory, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, without_notices(result.stderr)) == (0, "")
     return result.stdout
 
 
