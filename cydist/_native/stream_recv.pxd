@@ -31,7 +31,7 @@ cdef inline bint has_room(const Connection *c, const Header *h) noexcept nogil:
     """Return whether the peer may send this eager message, or must announce it."""
     return c.received + sizeof(Header) + h.nbytes - c.released <= c.net.held_limit
 
-# Own the cell that a message lies in, and return it; NULL: the message is not one that a peer sends.
+# Own the cell that a message lies in, and return it; NULL: no peer sends such a message.
 cdef const char *take_cell(Connection *c, const Header *h) noexcept nogil
 
 # For `c.coop_item`, a message that both sides copy: copy some pieces, or give up.

@@ -34,9 +34,10 @@ cdef inline char *slot_in(const Windows *w, uint64_t rank, uint64_t step) noexce
     return w.of[rank].slots + (step & <uint64_t>(w.slots - 1)) * w.slot_stride
 
 
-# Return where a rank writes the long data of a step. Of two ranks, each writes with every other turn
-# of the slots into the other's window: memory that it was the last to read, which takes a fraction
-# of the time; see shm_ring.pxd.
+# Return where a rank writes the long data of a step. Of two ranks, each writes with every other
+# turn of the slots into the other's window: memory that it was the last to read, which takes a
+# fraction of the time; see shm_ring.pxd. Of more ranks each keeps to its own window: one that is in
+# another call must not overwrite what a root gives to the others.
 cdef inline char *slot_of(Comm *t, int rank, uint64_t step) noexcept nogil:
     cdef uint64_t turn = step // <uint64_t>t.windows.slots
     return slot_in(t.windows, <uint64_t>rank ^ (turn & <uint64_t>(t.size == 2)), step)
