@@ -60,7 +60,7 @@ def test_a_root_writes_into_its_own_window() -> None:
 
 
 def test_three_ranks_write_into_their_own_windows() -> None:
-    """Another rank may have been the last to read there."""
+    """One that is in another call by mistake does not overwrite what a root gives to the others."""
     with closing(Ranks("shm", 3)) as ranks:
         groups = ranks.group()
         found = [places(ranks, groups, "all_gather", seq) for seq in range(1, 2 * SLOTS + 1)]
