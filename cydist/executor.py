@@ -10,11 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from cydist._native import CallQueue, run_in_background
 from cydist.errors import check_process
-from cydist.waiting import wait_for
+from cydist.waiting import start_thread, wait_for
 from cydist.work import EventWork
 
 if TYPE_CHECKING:
@@ -59,12 +60,8 @@ class Threads:
 
         tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         tasks.put(task)  # no argument of the thread, which would keep it until the thread ends
-        try:
-            threading.Thread(target=self._serve, args=(tasks,), name="cydist", daemon=True).start()
-        except RuntimeError as error:
-            if "interpreter shutdown" not in str(error):
-                raise
-            task()  # as run_on_thread
+        if not start_thread(partial(self._serve, tasks), "cydist"):
+            task()
 
     def _serve(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
         from queue import Empty

@@ -130,14 +130,20 @@ class WaitNotices:
             thread.join()
 
 
-def run_on_thread(task: Callable[[], object], name: str) -> None:
-    """Run `task` on a new daemon thread. CPython 3.12 starts none once the interpreter ends, so the
-    calling thread runs it then."""
+def start_thread(target: Callable[[], object], name: str) -> bool:
+    """Start a daemon thread. Return False if the interpreter ends: CPython 3.12 starts none."""
     try:
-        threading.Thread(target=task, name=name, daemon=True).start()
+        threading.Thread(target=target, name=name, daemon=True).start()
     except RuntimeError as error:
         if "interpreter shutdown" not in str(error):  # no thread can be had for another reason
             raise
+        return False
+    return True
+
+
+def run_on_thread(task: Callable[[], object], name: str) -> None:
+    """Run `task` on a new daemon thread, or on the calling one if the interpreter ends."""
+    if not start_thread(task, name):
         task()
 
 

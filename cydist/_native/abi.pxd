@@ -167,7 +167,7 @@ ctypedef struct Windows:
     size_t stride               # from one head to the next
     int slots                   # for long data; a power of two
     size_t slot_bytes, slot_stride
-    Window *of                  # one per group rank; who writes where: window_protocol.pxd
+    Window *of                  # one per group rank; for who writes, see window_protocol.pxd
     uint64_t first              # what the counts of steps begin with: see first_count
     uint64_t step               # steps this group has taken; the same on every rank
     uint64_t consumed           # steps that this rank has read from all ranks

@@ -4,10 +4,11 @@ Two ranks have a ring in each direction. Only the writer moves its tail, and onl
 its head. Both only grow, and the bytes between them are unread. Neither side trusts the other: an
 impossible tail or head ends the connection and is never used as a place in memory.
 
-Behind the data of each ring lies a cell, which holds one whole message. Its header, in the ring,
-says so, and the receiver of the message owns the cell from then on. So a rank that answers writes
-into the memory that it has just read. A core takes 1.4 ns for a cache line that it was the last to
-read, and 7 to 30 ns for one that another core has read since (measured on Zen 4).
+Behind the data of each ring lies a cell, which holds one whole message. At first a ring's writer
+owns it. The header of a message, in the ring, says that it lies in a cell, and the receiver owns
+that cell from then on. So a rank that answers writes into the memory that it has just read. A core
+takes 1.4 ns for a cache line that it was the last to read, and 7 to 30 ns for one that another core
+has read since (measured on Zen 4).
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -21,7 +22,7 @@ cdef enum Cell:                 # in the header of a message, and in a set of ce
 
 cdef enum:
     LEAST_CELL_BYTES = 1024     # a shorter message takes no longer through the ring
-    RINGS_PER_CELL = 2          # a ring has so many times the bytes of a cell
+    CELLS_PER_RING = 2          # a cell has the bytes of a ring's data divided by this
     NO_RINGS = 1                # in a pair's word: there was no memory for rings
 
 
@@ -49,6 +50,15 @@ ctypedef struct Ring:           # one end; all zero: none
     uint64_t seen               # where the other end was at the last look
 
 
+# Return where this rank sees the cell behind a ring.
+cdef inline char *cell_behind(const LocalPeers *n, const Ring *ring) noexcept nogil:
+    return ring.data + n.ring_bytes
+
+
+cdef inline size_t cell_bytes(const LocalPeers *n) noexcept nogil:
+    return n.ring_bytes // CELLS_PER_RING
+
+
 # Return the word of this rank and the rank at `place`.
 cdef uint64_t *pair_entry(const LocalPeers *n, int place) noexcept nogil
 # Make rings for this rank and the one at `place`, unless they exist. Returns the word afterwards.
@@ -64,15 +74,6 @@ cdef ssize_t write_ring(LocalPeers *n, int place, Ring *ring, const char *header
 # Return the next bytes to read, at most PORTION in one piece. NULL and 0: none; NULL and 1: the
 # writer's tail is impossible.
 cdef const char *readable_bytes(LocalPeers *n, Ring *ring, size_t *nbytes) noexcept nogil
-# Return this rank's view of the cell behind a ring.
-cdef inline char *cell_behind(const LocalPeers *n, const Ring *ring) noexcept nogil:
-    return ring.data + n.ring_bytes
-
-
-cdef inline size_t cell_bytes(const LocalPeers *n) noexcept nogil:
-    return n.ring_bytes // RINGS_PER_CELL
-
-
 # Mark these bytes as read.
 cdef void advance_read(LocalPeers *n, int place, Ring *ring, size_t nbytes) noexcept nogil
 # Return whether a PORTION fits. True also if the head is impossible: the next write reports that.

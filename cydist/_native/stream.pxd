@@ -12,7 +12,7 @@ from cydist._native.cipher cimport Cipher, CipherBuffers
 from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
 from cydist._native.shm_peers cimport LocalPeers
-from cydist._native.shm_ring cimport Ring
+from cydist._native.shm_ring cimport OUTBOUND_CELL, Ring, cell_behind
 from cydist._native.stream_silence cimport Patience, Silence
 from cydist._native.wire cimport Header
 
@@ -210,6 +210,11 @@ cdef enum Loss:                 # these values are shared with the other side of
 cdef inline size_t most_eager(const Connection *c) noexcept nogil:
     """Return the size of the largest message that does not wait for its receiver."""
     return EAGER_BYTES if c.local else SOCKET_EAGER_BYTES
+
+
+cdef inline char *cell_at(const Connection *c, int cell) noexcept nogil:
+    """Return where one of the two cells is, as this rank names it."""
+    return cell_behind(c.net.shm, &c.outbound if cell == OUTBOUND_CELL else &c.inbound)
 
 
 cdef inline Incoming *incoming(const Item *item) noexcept nogil:

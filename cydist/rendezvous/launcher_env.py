@@ -209,9 +209,9 @@ def default_backend() -> str:
     if array_libraries.torch_works_on_gpus():
         warn_user(
             f"init_process_group: torch works on a GPU here, and backend 'nccl' cannot be used, so "
-            f"{host!r} copies tensors through CPU memory, which is 10 to 100 times slower. For "
-            "'nccl', install a torch with NCCL 2.19 or later, or cupy-cuda13x[ctk] and "
-            f"nvidia-nccl-cu13; or pass backend {host!r}"
+            f"{host!r} copies tensors through CPU memory. For 'nccl', install a torch with NCCL "
+            "2.19 or later, or cupy-cuda13x[ctk] and nvidia-nccl-cu13; or pass backend "
+            f"{host!r}"
         )
     return host
 

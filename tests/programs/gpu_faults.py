@@ -4,7 +4,7 @@ hang        one call that rank 1 never makes, and what the main thread may do me
 groups      two groups hang at once
 graphdeath  rank 1 ends, and rank 0 replays a graph
 exit        no destroy_process_group at the end
-exithung    the same, with a call under way that nobody answers
+exithung    the same, with a call under way that no rank answers
 atexit      destroy_process_group in a function of atexit
 
 Prints a line of JSON for each check, with "ok", and goes on after one that fails. STANDIN as in
@@ -100,7 +100,7 @@ def hang() -> None:
         cupy.cuda.runtime.deviceSynchronize()
 
     def dropped(group: Any) -> None:
-        for _ in range(300):  # nobody but the watchdog holds their events
+        for _ in range(300):  # only the watchdog holds their events
             dist.all_reduce(ones(), group=group, async_op=True, timeout=SHORT)
         gc.collect()
         for _ in range(LAUNCHES):
@@ -170,7 +170,7 @@ def graph_death() -> None:
     time.sleep(1)
     start, group = time.monotonic(), dist.group.WORLD
     graph.launch(stream)
-    while group.error is None and time.monotonic() - start < LONGEST:  # nobody else polls
+    while group.error is None and time.monotonic() - start < LONGEST:  # no other thread polls
         time.sleep(0.05)
     say("a replay whose peer ended is found", group.error is not None,
         failed=type(group.error).__name__, seconds=round(time.monotonic() - start, 2))  # fmt: skip

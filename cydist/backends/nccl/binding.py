@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from cydist.backends.nccl.libnccl import LibNccl
+from cydist.backends.nccl.libnccl import LibNccl, NcclError
 from cydist.devices.array_libraries import CUPY_MINIMUM, cupy_version
 from cydist.errors import UnsupportedError
 
@@ -33,18 +33,6 @@ INSTALL = (
     "install both by `pip install cupy-cuda13x[ctk] nvidia-nccl-cu13` (or -cuda12x and -cu12: as "
     "the driver has it)"
 )
-
-
-class NcclError(Exception):
-    """A call of NCCL did not return "success".
-
-    Args:
-        status: ncclResult_t; None: unknown to the binding.
-    """
-
-    def __init__(self, text: str, status: int | None = None) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Communicator(Protocol):
@@ -176,20 +164,6 @@ class CupyNccl:
 alive: set[Any] = set()  # communicators that have not ended
 
 
-def bound_all_to_all(comm: Any, libnccl: LibNccl, pointer: int) -> Any:
-    """Return NCCL's own all-to-all of a communicator; None if NCCL has none."""
-    function = libnccl.all_to_all()
-    if function is None:
-        return None
-
-    def call(send: int, recv: int, count: int, type_code: int, stream: int) -> None:
-        comm._check()
-        if code := function(send, recv, count, type_code, pointer, stream):
-            raise NcclError(f"{libnccl.text(code)} ({libnccl.last_error()})", code)
-
-    return call
-
-
 class EndsOnce:
     """The end of a communicator. The first thread that requests it runs it, and the others wait,
     since two would free it twice. The communicator is `alive` until that is over.
@@ -252,7 +226,44 @@ class EndsOnce:
             self._task_wanted.set()  # its thread has nothing left to do
 
 
-class CupyCommunicator(EndsOnce):
+class LibCommunicator(EndsOnce):
+    """A communicator at an address, and NCCL's functions that are called with it here."""
+
+    def __init__(self, libnccl: LibNccl, pointer: int) -> None:
+        self._libnccl = libnccl
+        self._pointer = pointer
+        self.all_to_all = self._bound_all_to_all()
+        super().__init__()
+
+    def _bound_all_to_all(self) -> Callable[[int, int, int, int, int], None] | None:
+        """Return NCCL's own all-to-all; None if it has none."""
+        function = self._libnccl.all_to_all()
+        if function is None:
+            return None
+
+        def call(send: int, recv: int, count: int, type_code: int, stream: int) -> None:
+            self._check()
+            if code := function(send, recv, count, type_code, self._pointer, stream):
+                raise self._libnccl.error(code)
+
+        return call
+
+    def premul(self, type_code: int, scalar: bytes) -> int:
+        with self._lock:
+            self._check()
+            return self._libnccl.premul(self._pointer, type_code, scalar)
+
+    def drop_premul(self, op: int) -> None:
+        with self._lock:
+            if not self._ended:
+                self._libnccl.drop_premul(self._pointer, op)
+
+    def revoke(self) -> bool:
+        with self._lock:
+            return not self._ended and self._libnccl.revoke(self._pointer)
+
+
+class CupyCommunicator(LibCommunicator):
     """One of cupy's communicators. It is ended explicitly, never by the garbage collector, which
     could block at any place."""
 
@@ -270,11 +281,8 @@ class CupyCommunicator(EndsOnce):
         self.send = comm.send
         self.recv = comm.recv
         self._comm: Any = comm
-        self._pointer = int(comm.comm)
-        self._libnccl = libnccl
         self._as_nccl_error = as_nccl_error
-        self.all_to_all = bound_all_to_all(self, libnccl, self._pointer)
-        super().__init__()
+        super().__init__(libnccl, int(comm.comm))
 
     def async_error(self) -> str:
         with self._lock:  # it must not end during this query
@@ -293,16 +301,6 @@ class CupyCommunicator(EndsOnce):
             return str(found)
         return ""
 
-    def premul(self, type_code: int, scalar: bytes) -> int:
-        with self._lock:
-            self._check()
-            return self._libnccl.premul(self._pointer, type_code, scalar)
-
-    def drop_premul(self, op: int) -> None:
-        with self._lock:
-            if not self._ended:
-                self._libnccl.drop_premul(self._pointer, op)
-
     def can_split(self) -> bool:
         return hasattr(self._comm, "commSplit")
 
@@ -312,10 +310,6 @@ class CupyCommunicator(EndsOnce):
         if made is None:
             return None
         return CupyCommunicator(made, self._libnccl, self._as_nccl_error)
-
-    def revoke(self) -> bool:
-        with self._lock:
-            return not self._ended and self._libnccl.revoke(self._pointer)
 
     def abort(self) -> None:
         self._end(self._comm.abort)

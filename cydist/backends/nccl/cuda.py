@@ -173,7 +173,7 @@ class TorchGpu:
         return None if self._driver is None else self._driver.capture(stream)
 
     def drop_stream(self, stream: int) -> None:
-        """Do nothing: it is of torch's pool."""
+        """Do nothing: it belongs to torch's pool."""
 
     def view(self, address: int, count: int, dtype: str) -> Any:
         shown = _Memory(address, count * ITEMSIZES[dtype])

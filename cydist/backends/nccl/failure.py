@@ -307,13 +307,13 @@ class FailureHandler:
         if self._ending_began is None:
             self._ending_began = time.monotonic()
         # Checked here, since this thread may itself be in a call.
-        nobody = self._wait_until_left(0.0)
+        empty = self._wait_until_left(0.0)
 
         def end() -> None:
             # An abort frees the communicator, so no thread may be in one of its calls. A thread
             # that hangs in NCCL returns only if the call is ended: by a revoke, which frees
             # nothing, or, with an older NCCL, by the abort.
-            left = nobody or self._wait_until_left(CALL_SECONDS)
+            left = empty or self._wait_until_left(CALL_SECONDS)
             if abort and not left and comm.revoke():
                 self._wait_until_left(REVOKE_SECONDS)
             # A new thread is on GPU 0 at first, and would leave a context there.

@@ -16,6 +16,18 @@ ALL_TO_ALL_SINCE = 22800  # NCCL 2.28
 ON_HOST = 1  # ncclScalarHostImmediate
 
 
+class NcclError(Exception):
+    """A call of NCCL did not return "success".
+
+    Args:
+        status: ncclResult_t; None: unknown to the binding.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 class LibNccl:
     """Some of NCCL's functions; they take a communicator's address."""
 
@@ -55,6 +67,11 @@ class LibNccl:
         unknown."""
         find = self.find("ncclGetLastError", ctypes.c_void_p, result=ctypes.c_char_p)
         return "" if find is None else str((find(None) or b"").decode(errors="replace")).strip()
+
+    def error(self, code: int) -> NcclError:
+        """Return the error of a result."""
+        more = self.last_error()
+        return NcclError(f"{self.text(code)}{f' ({more})' if more else ''}", code)
 
     def async_error(self, comm: int) -> int | None:
         """Return a communicator's asynchronous result since its last call; None: unknown."""

@@ -17,9 +17,8 @@ from cydist.backends.nccl.binding import (
     INSTALL,
     UNIQUE_ID_BYTES,
     EndsOnce,
-    NcclError,
 )
-from cydist.backends.nccl.libnccl import ON_HOST, LibNccl
+from cydist.backends.nccl.libnccl import ON_HOST, LibNccl, NcclError
 from cydist.errors import UnsupportedError
 
 OLDEST = (0, 6)  # of nccl4py: 0.3.1 has a different comm_init_rank
@@ -135,7 +134,7 @@ class Nccl4pyCommunicator(EndsOnce):
         libnccl = LibNccl()
         code, made = libnccl.split(int(self._comm), color, key)
         if code:
-            raise NcclError(f"{libnccl.text(code)} ({libnccl.last_error()})", code)
+            raise libnccl.error(code)
         return Nccl4pyCommunicator(self._nccl, made) if made else None
 
     def revoke(self) -> bool:

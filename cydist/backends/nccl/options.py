@@ -39,7 +39,7 @@ class ProcessGroupNCCL:
 def high_priority(pg_options: Any) -> bool:
     """Return whether these options, cydist's or torch's, ask for a high priority.
 
-    Raises TypeError for anything else. Warns of torch's `config`, which is not passed to NCCL.
+    Raises TypeError for anything else. Warns of a `config` of torch, which is not passed to NCCL.
     """
     if pg_options is None:
         return False
@@ -58,7 +58,7 @@ def high_priority(pg_options: Any) -> bool:
 
 
 def _changed(config: Any) -> list[str]:
-    """Return the fields of torch's NCCLConfig that the user has set."""
+    """Return which fields the user has set of a NCCLConfig of torch."""
     if config is None:
         return []
     try:

@@ -196,7 +196,8 @@ def _wait(parent: Parent, thread: threading.Thread, name: str, deadline: float) 
         if time.monotonic() > deadline:
             error = DistTimeoutError(
                 f"{name} on {parent.title}: NCCL does not come back from splitting the "
-                "communicator, though all ranks were here; NCCL_DEBUG=INFO says what it waits for",
+                f"communicator on rank {parent.ranks[parent.rank()]}, though all ranks were here; "
+                "NCCL_DEBUG=INFO says what it waits for",
                 group=parent.group_name,
             )
             parent.fail(error, name)
@@ -211,8 +212,8 @@ def _backend_error(parent: Parent, found: BaseException, name: str) -> BaseExcep
         parent.fail(found, name)
         return found
     error = DistBackendError(
-        f"{name} on {parent.title}: NCCL splits no communicator: {nccl_error}. NCCL_DEBUG=WARN "
-        "says why",
+        f"{name} on {parent.title}: rank {parent.ranks[parent.rank()]}: NCCL splits no "
+        f"communicator: {nccl_error}. NCCL_DEBUG=WARN says why",
         group=parent.group_name,
     )
     error.__cause__ = found

@@ -14,11 +14,9 @@ from cydist.backends.nccl.binding import (
     IN_PROGRESS,
     INSTALL,
     UNIQUE_ID_BYTES,
-    EndsOnce,
-    NcclError,
-    bound_all_to_all,
+    LibCommunicator,
 )
-from cydist.backends.nccl.libnccl import LibNccl
+from cydist.backends.nccl.libnccl import LibNccl, NcclError
 from cydist.errors import UnsupportedError
 
 _SIZE, _INT, _POINTER = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
@@ -68,14 +66,9 @@ class TorchNccl:
 
         def call(*given: Any) -> None:
             if code := function(*given):
-                raise self.error(code)
+                raise self._libnccl.error(code)
 
         return call
-
-    def error(self, code: int) -> NcclError:
-        """Return the error of a result."""
-        more = self._libnccl.last_error()
-        return NcclError(f"{self._libnccl.text(code)}{f' ({more})' if more else ''}", code)
 
     def version(self) -> int:
         return self._libnccl.version()
@@ -108,7 +101,7 @@ class TorchNccl:
         return error if isinstance(error, NcclError) else None
 
 
-class TorchCommunicator(EndsOnce):
+class TorchCommunicator(LibCommunicator):
     """A communicator, by its address."""
 
     def __init__(
@@ -120,10 +113,8 @@ class TorchCommunicator(EndsOnce):
         ends: dict[str, Callable[[int], None]],
     ) -> None:
         self._binding = binding
-        self._libnccl = libnccl
-        self._pointer = pointer
         self._ends = ends
-        super().__init__()
+        super().__init__(libnccl, pointer)
 
         def bound(function: Callable[..., None]) -> Callable[..., None]:
             def call(*arguments: int) -> None:
@@ -139,22 +130,11 @@ class TorchCommunicator(EndsOnce):
         self.all_gather = bound(functions["all_gather"])
         self.send = bound(functions["send"])
         self.recv = bound(functions["recv"])
-        self.all_to_all = bound_all_to_all(self, libnccl, pointer)
 
     def async_error(self) -> str:
         with self._lock:  # it must not end during this query
             code = 0 if self._ended else self._libnccl.async_error(self._pointer)
         return "" if code in (None, 0, IN_PROGRESS) else self._libnccl.text(code)
-
-    def premul(self, type_code: int, scalar: bytes) -> int:
-        with self._lock:
-            self._check()
-            return self._libnccl.premul(self._pointer, type_code, scalar)
-
-    def drop_premul(self, op: int) -> None:
-        with self._lock:
-            if not self._ended:
-                self._libnccl.drop_premul(self._pointer, op)
 
     def can_split(self) -> bool:
         return self._libnccl.can_split()
@@ -163,12 +143,8 @@ class TorchCommunicator(EndsOnce):
         self._check()
         code, pointer = self._libnccl.split(self._pointer, color, key)
         if code:
-            raise self._binding.error(code)
+            raise self._libnccl.error(code)
         return self._binding.communicator(pointer) if pointer else None
-
-    def revoke(self) -> bool:
-        with self._lock:
-            return not self._ended and self._libnccl.revoke(self._pointer)
 
     def abort(self) -> None:
         self._end(lambda: self._ends["CommAbort"](self._pointer))

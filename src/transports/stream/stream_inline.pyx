@@ -16,7 +16,7 @@ from cydist._native.sync cimport LOOKS, SPINS, load_u32, pause
 
 
 cdef enum:
-    INLINE_BYTES = 16384         # a longer message takes longer than this saves
+    INLINE_BYTES = 16384        # a longer message takes longer than this saves
 
 
 cdef int at_once(Comm *t, Request *r, bint sending) noexcept nogil:

@@ -27,13 +27,14 @@ from cydist._native.stream_liveness cimport (
     ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member, status_of_loss,
 )
 from cydist._native.shm_ring cimport (
-    INBOUND_CELL, OUTBOUND_CELL, advance_read, cell_behind, cell_bytes, readable_bytes,
+    INBOUND_CELL, OUTBOUND_CELL, advance_read, cell_bytes, readable_bytes,
 )
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
     ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, FILLING, FORGED, LEFT, POSTED, PULLING,
-    RTS_ARRIVED, STAGING_BYTES, STARVED, VANISHED, Connection, Incoming, Net, incoming, most_eager,
+    RTS_ARRIVED, STAGING_BYTES, STARVED, VANISHED, Connection, Incoming, Net, cell_at, incoming,
+    most_eager,
 )
 from cydist._native.wire cimport (
     CREDIT, CTS, DATA, EAGER, FAREWELL, GONE, GOODBYE, JOIN, REFUSED, RTS, SEND, TAKEN, WITHDRAW,
@@ -188,7 +189,7 @@ cdef const char *take_cell(Connection *c, const Header *h) noexcept nogil:
         return NULL
     c.cells |= cell
     c.newest_cell = cell
-    return cell_behind(c.net.shm, &c.outbound if cell == OUTBOUND_CELL else &c.inbound)
+    return cell_at(c, cell)
 
 
 cdef bint find_receive(Connection *c, const Header *h) noexcept nogil:

@@ -20,7 +20,7 @@ from cydist._native.linux cimport (
 )
 from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
 from cydist._native.shm_ring cimport (
-    LEAST_CELL_BYTES, NO_RINGS, OUTBOUND_CELL, cell_behind, cell_bytes, find_rings, has_space_for,
+    LEAST_CELL_BYTES, NO_RINGS, OUTBOUND_CELL, cell_bytes, find_rings, has_space_for,
     make_rings, pair_entry, request_space, write_ring,
 )
 from cydist._native.stream_auth cimport seal_header, seal_payload
@@ -28,7 +28,7 @@ from cydist._native.stream_liveness cimport status_of_loss
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, ENDED, LIVE, UNUSED, VANISHED, WANTED, Connection, Net, Outgoing,
-    most_eager,
+    cell_at, most_eager,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport glance_int, load_u64, store_int
@@ -378,8 +378,7 @@ cdef inline int cell_for(Connection *c, size_t nbytes) noexcept nogil:
 cdef inline void fill_cell(Connection *c, int cell, const Request *r) noexcept nogil:
     """Put a message into a cell, which its receiver then owns."""
     c.cells &= ~cell
-    copy(cell_behind(c.net.shm, &c.outbound if cell == OUTBOUND_CELL else &c.inbound),
-         r.ptr, r.nbytes)
+    copy(cell_at(c, cell), r.ptr, r.nbytes)
 
 
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:

@@ -103,7 +103,7 @@ static void note(int rank, const char *text) {
     int wrote = snprintf(log_text + log_bytes, (size_t)room, "%d %s\n", rank, text);
     if (wrote < room) log_bytes += (size_t)wrote;
     pthread_mutex_unlock(&log_lock);
-    const char *path = getenv("STANDIN_LOG");   /* of calls that come when nobody can read the log */
+    const char *path = getenv("STANDIN_LOG");   /* of calls that come when the log cannot be read */
     if (path == NULL) return;
     int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     dprintf(file, "%d %s\n", rank, text);

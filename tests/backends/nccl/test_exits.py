@@ -85,7 +85,7 @@ def test_the_last_bytes_reach_the_next_rank(standins: Path, tmp_path: Path) -> N
 
 
 def test_a_replay_ends_when_a_rank_does(standins: Path, tmp_path: Path) -> None:
-    """Though the process makes no call, and nobody knows when a graph is replayed."""
+    """Though the process makes no call, and nothing tells when a graph is replayed."""
     done, _ = started(standins, str(PROGRAM), "graphdeath", log=tmp_path / "log")
     assert done.returncode == 0, done.stderr
     found = {each["check"]: each["ok"] for each in checks(done.stdout)}

@@ -102,7 +102,7 @@ def test_staging(standins: Path, only: str) -> None:
 
 
 def test_a_group_gives_its_scratch_memory_back(standins: Path) -> None:
-    """cupy's pool keeps freed blocks by stream, and nobody uses the group's stream after its
+    """cupy's pool keeps freed blocks by stream, and no call uses the group's stream after its
     end."""
     for said in ran(standins, "", 2, PROGRAM.with_name("gpu_scratch.py")):
         assert said["scratch"] > 0, said

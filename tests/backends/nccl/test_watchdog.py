@@ -294,7 +294,7 @@ def test_a_neighbour_that_left_is_not_lost(scene: Scene) -> None:
 
 
 def test_events_are_used_again(scene: Scene) -> None:
-    """As soon as nobody holds the call: none is destroyed, which CUDA may block, while a group
+    """As soon as nothing holds the call: none is destroyed, which CUDA may block, while a group
     lives."""
     scene.call(1, event="one")
     held = scene.call(2, event="two")
