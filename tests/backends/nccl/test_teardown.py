@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +91,9 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
 
     def body(rank: int) -> None:
         group: Any = dist.new_group()
-        destroy, reduce = group.comm.destroy, group.comm.all_reduce
+        comm, reduce = group.comm, group.comm.all_reduce
+        # It is destroyed if the GPU has passed the call by then, and aborted otherwise.
+        ends = {"destroy": comm.destroy, "abort": comm.abort}
 
         def late(*arguments: int) -> None:
             inside.set()
@@ -98,9 +101,9 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
             order.append("call")
             reduce(*arguments)
 
-        def end() -> None:
+        def end(way: str) -> None:
             order.append("end")
-            destroy()
+            ends[way]()
 
         def call() -> None:
             threading.current_thread().name = "rank 0"
@@ -112,7 +115,7 @@ def test_the_end_of_a_process_waits_for_calls(gpus: Any, monkeypatch: pytest.Mon
             return bool(group._lock.acquire(timeout=timeout))
 
         calls = SimpleNamespace(acquire=ask, release=group._lock.release)
-        vars(group.comm).update(all_reduce=late, destroy=end, calls=calls)
+        vars(comm).update({way: partial(end, way) for way in ends}, all_reduce=late, calls=calls)
         caller = threading.Thread(target=call)
         caller.start()
         assert inside.wait(fake_gpu_threaded.DEADLINE)
