@@ -216,7 +216,7 @@ def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
         return [Rounds("shift", 1, d, 0) for d in doubling]
     if key == ("all_reduce", "doubling"):
         return [Rounds("exchange", 1, d, n) for d in doubling]
-    if key == ("all_gather", "bruck"):
+    if key in (("all_gather", "bruck"), ("reduce_scatter", "bruck")):
         return [Rounds("shift", 1, d, d * (n // p)) for d in doubling]
     if n // p <= SEGMENT_BYTES:
         if key == ("all_reduce", "ring"):

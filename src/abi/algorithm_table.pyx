@@ -104,6 +104,7 @@ DECLARED = (
     (76, b"leaders", EXSCAN, HOSTS | CONSECUTIVE, 0),
     (77, b"lanes", SCAN, HOSTS | CONSECUTIVE | COMMUTATIVE, 0),
     (78, b"lanes", EXSCAN, HOSTS | CONSECUTIVE | COMMUTATIVE, 0),
+    (79, b"bruck", REDUCE_SCATTER, COMMUTATIVE, 0),
 )
 
 cdef enum:

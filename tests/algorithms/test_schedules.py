@@ -175,6 +175,7 @@ CARDS = {
     ("gather", "linear"): (lambda p: 1, lambda p, b: b),
     ("reduce", "ordered"): (lambda p: 1, lambda p, b: p * b),
     ("reduce", "tree"): (depth, lambda p, b: p * b),
+    ("reduce_scatter", "bruck"): (log2, lambda p, b: (p - 1) * b),
     ("reduce_scatter", "ordered"): (lambda p: 1, lambda p, b: (p - 1) * b),
     ("reduce_scatter", "pairwise"): (None, lambda p, b: (p - 1) * b),
     ("reduce_scatter", "ring"): (lambda p: p - 1, lambda p, b: (p - 1) * b),

@@ -7,11 +7,12 @@
     reduce_scatter  what goes to the other hosts, reduced here
 
 h is the number of hosts: each byte crosses once for each host that needs it, wherever the ranks
-are placed. Lane k is the k-th rank of every host; an array is cut into as many blocks as the host
-with the fewest ranks has, and further ranks have none. Lists of blocks need no cutting: a rank
-sends its own block, and the ranks of the receiving host share the receiving. Best for long calls,
-where one rank alone does not keep the wire busy. Partial sums of hosts travel in the array's dtype;
-reductions must commute.
+are placed. Lane k is the k-th rank of every host; there are as many as the host with the fewest
+ranks has, and further ranks are in none. An array is cut into a block for each lane. Of lists, lane
+k carries the blocks of every host's ranks k, k + lanes, and so on, from host to host in a ring: a
+block of all_gather is passed on as it is, and a sum of reduce_scatter grows at each host. Best for
+long calls, where one rank alone does not keep the wire busy. Partial sums of hosts travel in the
+array's dtype, and round once for each host; reductions must commute.
 
 Two hosts of two ranks, all_reduce of blocks 0 and 1:
 
@@ -37,7 +38,7 @@ from cydist._native.hierarchy cimport (
     unfinished,
 )
 from cydist._native.pipeline cimport (
-    block_of, complete, largest, post_recv, post_send, withdraw,
+    block_of, combine, complete, conclude, copy, largest, post_recv, post_send, withdraw,
 )
 
 
@@ -182,162 +183,234 @@ cdef int reduce_lanes(Comm *t, Call *c, Block *own, size_t longest) noexcept nog
     return status
 
 
-# A block for each rank
+# A block for each rank. The hosts form a ring: a lane gets the blocks of all other hosts from the
+# host before, and sends to the next one. So a rank has two connections to other hosts, however many
+# there are. A message's step is the rank whose block it carries.
 
-cdef int receiver(const Hosts *h, int host, int place) noexcept nogil:
-    """Return the rank of `host` that deals with the block of a rank at this place of another."""
-    return member_at(h, host, place % members_on(h, host))
+ctypedef struct Ring:           # the messages of a lane
+    int before, after           # its ranks on the hosts before and after this one; -1: in no lane
+    Request *receives           # as many as there are blocks that this lane gets
+    Request *sends
+    int expected, arrived, sent
 
 
-cdef size_t blocks_on(const Hosts *h, int host, int round_, int size, const Block *blocks,
+cdef void open_ring(const Hosts *h, Ring *ring, Request *requests, int most) noexcept nogil:
+    cdef int place = h.local.comm.rank
+    ring.before = ring.after = -1
+    if place < h.lanes:
+        ring.before = member_at(h, host_before(h, 1), place)
+        ring.after = member_at(h, (h.here + 1) % h.count, place)
+    ring.receives = requests
+    ring.sends = requests + most
+    ring.expected = ring.arrived = ring.sent = 0
+
+
+cdef inline int host_before(const Hosts *h, int distance) noexcept nogil:
+    return (h.here - distance + h.count) % h.count
+
+
+cdef inline int rounds_of(const Hosts *h, int host) noexcept nogil:
+    """Return how many rounds the lanes need for the blocks of a host, one for each lane."""
+    return (members_on(h, host) - 1) // h.lanes + 1
+
+
+cdef inline int member_in_round(const Hosts *h, int host, int round_) noexcept nogil:
+    """Return the rank whose block this rank's lane carries in a round; -1: none."""
+    cdef int place = round_ * h.lanes + h.local.comm.rank
+    if h.local.comm.rank >= h.lanes or place >= members_on(h, host):
+        return -1
+    return member_at(h, host, place)
+
+
+cdef inline int most_blocks(const Comm *t) noexcept nogil:
+    """Return how many blocks a lane carries, at most."""
+    return t.size // hosts_of(t).lanes + hosts_of(t).count
+
+
+cdef void pass_on(Comm *t, Call *c, Ring *ring, const void *ptr, size_t nbytes,
+                  int rank) noexcept nogil:
+    post_send(t, c, &ring.sends[ring.sent], ptr, nbytes, ring.after, rank)
+    ring.sent += 1
+
+
+cdef void expect(Comm *t, Call *c, Ring *ring, void *ptr, size_t nbytes, int rank) noexcept nogil:
+    post_recv(t, c, &ring.receives[ring.expected], ptr, nbytes, ring.before, rank)
+    ring.expected += 1
+
+
+cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
+    """Wait for the sends; after a failure withdraw everything."""
+    if status == OK:
+        status = complete(t, c, ring.sends, ring.sent)
+    if status != OK:
+        withdraw(t, ring.receives, ring.expected)
+        withdraw(t, ring.sends, ring.sent)
+    return status
+
+
+cdef size_t blocks_on(const Hosts *h, int host, int round_, int at_once, const Block *blocks,
                       Block *some) noexcept nogil:
-    """Return the bytes of the blocks that `size` ranks deal with at once, after `round_` rounds."""
+    """Return the bytes of the blocks that ranks here deal with in a round, one for each of the
+    first `at_once`. The other ranks' are empty."""
     cdef size_t nbytes = 0
     cdef int k, place
-    for k in range(size):
-        place = round_ * size + k
+    for k in range(h.local.comm.size):
+        place = round_ * at_once + k
         some[k] = blocks[member_at(h, host, min(place, members_on(h, host) - 1))]
-        if place >= members_on(h, host):
+        if k >= at_once or place >= members_on(h, host):
             some[k].nbytes = 0
         nbytes += some[k].nbytes
     return nbytes
 
 
-cdef inline int rounds_of(const Hosts *h, int host) noexcept nogil:
-    """Return how many rounds of blocks of a host the ranks of this one deal with."""
-    return (members_on(h, host) - 1) // h.local.comm.size + 1
-
-
 cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef Request *requests = <Request *>malloc((t.size + h.count) * sizeof(Request))
+    cdef int most = most_blocks(t)
+    cdef Request *requests = <Request *>malloc(2 * most * sizeof(Request))
     cdef Block *some = <Block *>malloc(h.local.comm.size * sizeof(Block))
+    cdef Ring ring
     cdef int status = NO_MEMORY
     patiently(c)
     if requests != NULL and some != NULL:
-        status = gather_blocks(t, c, requests, some)
+        open_ring(h, &ring, requests, most)
+        status = close_ring(t, c, &ring, gather_blocks(t, c, &ring, some))
     free_scratch(t, c, requests)
     free_scratch(t, c, some)
     return status
 
 
-cdef int gather_blocks(Comm *t, Call *c, Request *requests, Block *some) noexcept nogil:
+cdef int gather_blocks(Comm *t, Call *c, Ring *ring, Block *some) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef int place = h.local.comm.rank, size = h.local.comm.size
-    cdef int d, host, k, rank, posted = 0, status
+    cdef int d, k, rank, host, status
     cdef size_t nbytes
     for d in range(1, h.count):
-        host = (h.here - d + h.count) % h.count
+        host = host_before(h, d)
         for k in range(rounds_of(h, host)):
-            if k * size + place < members_on(h, host):
-                rank = member_at(h, host, k * size + place)
-                post_recv(t, c, &requests[posted], c.outputs[rank].ptr, c.outputs[rank].nbytes,
-                          rank, 0)
-                posted += 1
-    for d in range(1, h.count):
-        rank = receiver(h, (h.here + d) % h.count, place)
-        post_send(t, c, &requests[posted], c.inputs[0].ptr, c.inputs[0].nbytes, rank, 0)
-        posted += 1
+            rank = member_in_round(h, host, k)
+            if rank >= 0:
+                expect(t, c, ring, c.outputs[rank].ptr, c.outputs[rank].nbytes, rank)
+    if ring.after >= 0:
+        pass_on(t, c, ring, c.inputs[0].ptr, c.inputs[0].nbytes, t.rank)
     # While these move, the ranks of this host exchange their own.
-    nbytes = blocks_on(h, h.here, 0, size, c.outputs, some)
+    nbytes = blocks_on(h, h.here, 0, h.local.comm.size, c.outputs, some)
     status = gather_here(t, c, c.inputs, some, nbytes)
-    if status != OK:
-        withdraw(t, requests, posted)
-        return status
-    status = complete(t, c, requests, posted)
+    for k in range(1, rounds_of(h, h.here) if status == OK else 0):
+        rank = member_in_round(h, h.here, k)    # which is in no lane itself
+        if rank >= 0:
+            pass_on(t, c, ring, c.outputs[rank].ptr, c.outputs[rank].nbytes, rank)
     for d in range(1, h.count):
-        host = (h.here - d + h.count) % h.count
-        for k in range(rounds_of(h, host)):
-            if status == OK:
-                nbytes = blocks_on(h, host, k, size, c.outputs, some)
-                status = gather_here(t, c, &some[place], some, nbytes)
+        if status == OK:
+            status = take_blocks(t, c, ring, some, host_before(h, d))
+    return status
+
+
+cdef int take_blocks(Comm *t, Call *c, Ring *ring, Block *some, int host) noexcept nogil:
+    """Take the blocks of a host, pass them on unless the next host has them, and give them to the
+    ranks of this one meanwhile."""
+    cdef Hosts *h = hosts_of(t)
+    cdef int k, rank, status = OK
+    cdef size_t nbytes
+    for k in range(rounds_of(h, host)):
+        rank = member_in_round(h, host, k)
+        if rank >= 0 and status == OK:
+            status = complete(t, c, &ring.receives[ring.arrived], 1)
+            ring.arrived += 1
+        if rank >= 0 and status == OK and host != (h.here + 1) % h.count:
+            pass_on(t, c, ring, c.outputs[rank].ptr, c.outputs[rank].nbytes, rank)
+        if status == OK:
+            nbytes = blocks_on(h, host, k, h.lanes, c.outputs, some)
+            status = gather_here(t, c, &some[h.local.comm.rank], some, nbytes)
     return status
 
 
 ctypedef struct Partials:       # of the hosts' sums of blocks, while they move
-    Request *requests
-    int posted
+    Ring ring
     Block *some
-    const void **sources        # the partial sums of this rank's block, host after host
-    char *arriving              # those of the other hosts
-    char *leaving               # what this rank sends to them
-    size_t room                 # bytes for each of these, and at `own` for this host's
-    char *own
+    char *arriving              # sums over the hosts before
+    char *leaving               # the same with this host's contributions
+    char *own                   # the results of a round, if some ranks are in no lane
+    size_t room                 # bytes for each
 
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef int size = h.local.comm.size
-    cdef int sent = t.size // size + h.count    # at most
+    cdef int most = most_blocks(t) if h.local.comm.rank < h.lanes else 1
     cdef Partials s
-    cdef char *memory
-    cdef int status
+    cdef Request *requests = <Request *>malloc(
+        2 * most * sizeof(Request) + h.local.comm.size * sizeof(Block))
+    cdef int status = NO_MEMORY
     s.room = largest(c.inputs, t.size)
-    s.posted = 0
-    s.requests = <Request *>malloc((sent + h.count) * sizeof(Request) + size * sizeof(Block)
-                                   + h.count * sizeof(void *))
-    memory = <char *>malloc((sent + h.count) * s.room)
-    if s.requests == NULL or memory == NULL:
-        free_scratch(t, c, s.requests)
-        free_scratch(t, c, memory)
-        return NO_MEMORY
-    s.some = <Block *>(s.requests + sent + h.count)
-    s.sources = <const void **>(s.some + size)
-    s.own = memory
-    s.arriving = s.own + s.room
-    s.leaving = s.arriving + (h.count - 1) * s.room
+    s.arriving = <char *>malloc((2 * most + h.lanes) * s.room + 1)
     patiently(c)
-    status = exchange_partials(t, c, &s)
-    if status != OK:
-        withdraw(t, s.requests, s.posted)
-    free_scratch(t, c, memory)
-    free_scratch(t, c, s.requests)
+    if requests != NULL and s.arriving != NULL:
+        open_ring(h, &s.ring, requests, most)
+        s.some = <Block *>(requests + 2 * most)
+        s.leaving = s.arriving + most * s.room
+        s.own = s.leaving + most * s.room
+        status = close_ring(t, c, &s.ring, reduce_round(t, c, &s))
+    free_scratch(t, c, s.arriving)
+    free_scratch(t, c, requests)
     return status
 
 
-cdef int exchange_partials(Comm *t, Call *c, Partials *s) noexcept nogil:
+cdef int reduce_round(Comm *t, Call *c, Partials *s) noexcept nogil:
+    """Begin with the blocks of the host before, whose sums go the whole way round, and end with
+    those of this host."""
     cdef Hosts *h = hosts_of(t)
-    cdef int place = h.local.comm.rank, size = h.local.comm.size
-    cdef size_t mine = c.inputs[t.rank].nbytes
-    cdef Reduction finishing = prepared(c.op)
-    cdef Block sum
-    cdef int d, host, k, status = OK
-    for d in range(1, h.count):
-        host = (h.here - d + h.count) % h.count
-        s.sources[host] = s.arriving + (d - 1) * s.room
-        post_recv(t, c, &s.requests[s.posted], <void *>s.sources[host], mine,
-                  receiver(h, host, place), 0)
-        s.posted += 1
-    sum.ptr = s.leaving
-    for d in range(1, h.count):
-        host = (h.here + d) % h.count
+    cdef int d, k, rank, host, status = OK
+    for d in range(2, h.count + 1):
+        host = host_before(h, d)
+        for k in range(rounds_of(h, host)):
+            rank = member_in_round(h, host, k)
+            if rank >= 0:
+                expect(t, c, &s.ring, s.arriving + s.ring.expected * s.room,
+                       c.inputs[rank].nbytes, rank)
+    for d in range(1, h.count + 1):
+        host = host_before(h, d)
         for k in range(rounds_of(h, host)):
             if status == OK:
-                status = reduce_blocks(t, c, s, host, k, &sum)
-            if status == OK and k * size + place < members_on(h, host):
-                post_send(t, c, &s.requests[s.posted], sum.ptr, sum.nbytes,
-                          member_at(h, host, k * size + place), 0)
-                s.posted += 1
-                sum.ptr += s.room
-    sum.ptr = s.own
-    if status == OK:
-        status = reduce_blocks(t, c, s, h.here, 0, &sum)
-    s.sources[h.here] = s.own
-    if status == OK:
-        status = complete(t, c, s.requests, s.posted)
-    if status == OK:
-        finishing.combine_all(&finishing, c.outputs[0].ptr, s.sources, h.count,
-                              mine // c.op.itemsize)
+                status = add_blocks(t, c, s, host, k)
     return status
 
 
-cdef int reduce_blocks(Comm *t, Call *c, Partials *s, int host, int round_,
-                       Block *sum) noexcept nogil:
-    """Reduce some blocks of a host's ranks here, this rank's share of them into `sum`."""
+cdef int add_blocks(Comm *t, Call *c, Partials *s, int host, int round_) noexcept nogil:
+    """Reduce some blocks of a host's ranks here, add the sums over the hosts before, and pass them
+    on to the next host, or to the ranks here if they are theirs."""
     cdef Hosts *h = hosts_of(t)
-    cdef size_t nbytes = blocks_on(h, host, round_, h.local.comm.size, c.inputs, s.some)
-    sum.nbytes = s.some[h.local.comm.rank].nbytes
-    return reduce_here(t, c, s.some, sum, nbytes)
+    cdef int rank = member_in_round(h, host, round_)
+    cdef size_t nbytes = blocks_on(h, host, round_, h.lanes, c.inputs, s.some)
+    cdef Block sum = Block(s.leaving + s.ring.sent * s.room, s.some[h.local.comm.rank].nbytes)
+    cdef char *into = sum.ptr
+    cdef int status = reduce_here(t, c, s.some, &sum, nbytes)
+    if host == h.here and h.lanes == h.local.comm.size:
+        into = c.outputs[0].ptr
+    if status == OK and rank >= 0 and host != host_before(h, 1):
+        status = complete(t, c, &s.ring.receives[s.ring.arrived], 1)
+        if status == OK:
+            combine(c.op, into, s.arriving + s.ring.arrived * s.room, sum.ptr, sum.nbytes)
+        s.ring.arrived += 1
+    if status != OK:
+        return status
+    if rank >= 0 and host != h.here:
+        pass_on(t, c, &s.ring, sum.ptr, sum.nbytes, rank)
+    elif rank >= 0:
+        conclude(c.op, into, sum.nbytes)
+    if host == h.here and h.lanes < h.local.comm.size:
+        status = hand_out(t, c, s, round_, sum)
+    return status
+
+
+cdef int hand_out(Comm *t, Call *c, Partials *s, int round_, Block result) noexcept nogil:
+    """Give the lanes' results to the ranks here, of which some are in no lane."""
+    cdef Hosts *h = hosts_of(t)
+    cdef size_t nbytes = blocks_on(h, h.here, round_, h.lanes, c.inputs, s.some)
+    cdef int place = h.local.comm.rank, k, status
+    for k in range(h.lanes):
+        s.some[k].ptr = s.own + k * s.room
+    status = gather_here(t, c, &result, s.some, nbytes)
+    if status == OK and place // h.lanes == round_:
+        copy(c.outputs[0].ptr, s.some[place % h.lanes].ptr, c.outputs[0].nbytes)
+    return status
 
 
 implement(b"lanes", BROADCAST, broadcast)
