@@ -159,11 +159,11 @@ OURS_IN_OPEN_MPI = (
 # above, each does for its part. With 4 and 8 ranks on two cores, on two hosts that were namespaces,
 # leaders took 0.5 to 0.9 of the time of lanes for an all_reduce of 8 bytes to 1 MiB. For an
 # all_gather, a reduce_scatter and an all_to_all with 4 ranks, beside Open MPI by turns, leaders
-# took 0.76, 0.63 and 0.63 of its time at 16 KiB where lanes took 1.54, 1.12 and 1.07, and at 256 KiB
-# leaders 0.91, 0.55 and 0.74, lanes 0.41, 0.41 and 0.65: there each rank sends its own block without
-# a copy. With 4 and 6 ranks on two and three hosts leaders took 0.3 to 0.9 of the time of lanes at
-# 64 KiB and 0.6 to 1.2 at 128 KiB. Hosts with more cores gain more from lanes. The
-# limits of scan and exscan are estimates: above theirs a scan sends the fewest bytes. Over Open
+# took 0.76, 0.63 and 0.63 of its time at 16 KiB where lanes took 1.54, 1.12 and 1.07. At 256 KiB
+# leaders took 0.91, 0.55 and 0.74, and lanes 0.41, 0.41 and 0.65: there each rank sends its own
+# block without a copy. With 4 and 6 ranks on two and three hosts leaders took 0.3 to 1.2 of the
+# time of lanes at 64 KiB, and 0.6 to 1.2 at 128 KiB. Hosts with more cores gain more from lanes.
+# The limits of scan and exscan are estimates: above theirs a scan sends the fewest bytes. Over Open
 # MPI's messages leaders took 0.74 to 0.87 of its own time for an all_reduce up to 1 MiB, 0.4 to 1.3
 # for a broadcast, and 1.3 for a barrier. With the fingerprint that its own need in a message of its
 # own they took 0.9, 0.7 to 20 and 2.9. Over MPICH nothing was measured.

@@ -6,11 +6,11 @@
 
 n is all p blocks. In step k of all_gather a rank sends all blocks that it holds, up to 2**k, to
 rank - 2**k, and appends those from rank + 2**k. reduce_scatter takes these steps backwards: a rank
-sends its sums for the ranks from rank + 2**k on to rank + 2**k, and adds what arrives to the sums
+sends its sums for rank + 2**k and those after it to rank + 2**k, and adds what arrives to the sums
 that it keeps, which are half as many after each step. They travel in the array's dtype: 16- and
 8-bit floats round once per step. In step k of all_to_all a rank sends to rank + 2**k the blocks
-whose remaining distance has bit k set. Blocks are copied to their
-places at the end, so a rank needs memory for all blocks, and except in all_gather for as many again.
+whose remaining distance has bit k set. Blocks are copied to their places at the end, so a rank
+needs memory for all blocks, and except in all_gather for as many again.
 
 Three ranks, all_gather:
 
@@ -49,7 +49,8 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef int held = 1, step = 0, more, i, status = OK
     cdef size_t offset = c.inputs[0].nbytes
     cdef size_t more_bytes
-    cdef char *blocks = <char *>malloc(run_of(c.outputs, p, 0, p) + 1)  # of ranks rank, rank + 1, ...
+    cdef Block block
+    cdef char *blocks = <char *>malloc(run_of(c.outputs, p, 0, p) + 1)  # of rank, rank + 1, ...
     if blocks == NULL:
         return NO_MEMORY
     copy(blocks, c.inputs[0].ptr, c.inputs[0].nbytes)
@@ -66,8 +67,9 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     if status == OK:
         offset = 0
         for i in range(p):
-            copy(c.outputs[(t.rank + i) % p].ptr, blocks + offset, run_of(c.outputs, p, t.rank + i, 1))
-            offset += run_of(c.outputs, p, t.rank + i, 1)
+            block = c.outputs[(t.rank + i) % p]
+            copy(block.ptr, blocks + offset, block.nbytes)
+            offset += block.nbytes
     release_buffer(t, blocks)
     return status
 
@@ -77,14 +79,15 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef int held = 1, step = 0, i, status = OK
     cdef size_t whole = run_of(c.inputs, p, 0, p)
     cdef size_t kept = 0, sent, added
-    cdef char *sums = <char *>malloc(2 * whole + 1)  # for ranks rank, rank + 1, ...
+    cdef char *sums = <char *>malloc(2 * whole + 1)     # for rank, rank + 1, ...
     cdef char *arriving = sums + whole
+    cdef Block own
     if sums == NULL:
         return NO_MEMORY
     for i in range(p):
-        contribute(c.op, sums + kept, c.inputs[(t.rank + i) % p].ptr,
-                   c.inputs[(t.rank + i) % p].nbytes)
-        kept += c.inputs[(t.rank + i) % p].nbytes
+        own = c.inputs[(t.rank + i) % p]
+        contribute(c.op, sums + kept, own.ptr, own.nbytes)
+        kept += own.nbytes
     while 2 * held < p:
         held *= 2
     while held > 0 and p > 1 and status == OK:

@@ -197,6 +197,23 @@ def test_the_card_tells_the_truth(row, p):
     assert max(schedule.sent()) <= most_bytes(p, 3 * UNIT)
 
 
+# These have a message for each rank.
+TO_ALL = ("gather", "scatter", "all_to_all")
+
+
+@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 17, 1 << 21])
+@pytest.mark.parametrize("p", [24, *more(13, 64, 100)], ids=lambda p: f"{p}ranks")
+@pytest.mark.parametrize("collective", sorted({row[0] for row in MESSAGES} - {*TO_ALL}))
+def test_a_rank_needs_few_connections(collective, p, nbytes):
+    """By the algorithm that it takes where no ranks share a host, a call needs 2 log2(p) of them
+    at most."""
+    name = tuning_table.choose(collective, nbytes, p, False, even=True, commutative=True)
+    count = nbytes // UNIT if collective in WHOLE else nbytes // UNIT // p
+    schedule = Schedule((collective, name), p, count, EVERYTHING, p // 2)
+    for log in schedule.logs:
+        assert len({peer for kind, peer, *_ in log if kind in ("send", "recv")}) <= 2 * log2(p)
+
+
 def test_steps_fit_into_a_tag():
     """A long array in tiny segments has longer segments, not more steps than a tag can number."""
     link = schedule_recorder.Recording(0, 2)
