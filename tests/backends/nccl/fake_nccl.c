@@ -647,3 +647,25 @@ int ncclSend(const void *send, size_t count, int type, int peer, Comm *comm, voi
 int ncclRecv(void *recv, size_t count, int type, int peer, Comm *comm, void *stream) {
     return add(RECV, NULL, recv, count, type, 0, peer, comm, stream);
 }
+
+// torch's library for CUDA names these, and does not load without them. No test calls them.
+#define UNCALLED(name) int name(void) { return refuse(#name); }
+UNCALLED(ncclCommDeregister)
+UNCALLED(ncclCommInitRankScalable)
+UNCALLED(ncclCommMemStats)
+UNCALLED(ncclCommRegister)
+UNCALLED(ncclCommResume)
+UNCALLED(ncclCommShrink)
+UNCALLED(ncclCommSuspend)
+UNCALLED(ncclCommWindowDeregister)
+UNCALLED(ncclCommWindowRegister)
+UNCALLED(ncclDevCommCreate)
+UNCALLED(ncclDevCommDestroy)
+UNCALLED(ncclGetLsaMultimemDevicePointer)
+UNCALLED(ncclGetPeerDevicePointer)
+UNCALLED(ncclGroupSimulateEnd)
+UNCALLED(ncclMemAlloc)
+UNCALLED(ncclMemFree)
+UNCALLED(ncclPutSignal)
+UNCALLED(ncclSignal)
+UNCALLED(ncclWaitSignal)
