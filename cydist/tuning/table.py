@@ -180,8 +180,6 @@ IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their ste
 # The first row that fits is taken. Rows that need windows come first, then those that need a
 # library. A call that finds that it cannot run so, because it cannot reach the ranks' arrays or
 # because the library does not have it, takes the first row that needs neither: see `fallback`.
-# Over TCP, with 5, 8 and 16 ranks on two cores, bruck took 0.9, 0.6 and 0.4 of the time of pairwise
-# for a reduce_scatter of up to 128 KiB; at 512 KiB and more ring was as fast as both, or faster.
 # If there are windows, short arrays go through them. Up to 4 MiB the best choice depends on where
 # the host has placed the cores. In one job with alternating algorithms (CYDIST_ALGORITHM), on two
 # cores and for 64 KiB to 1 MiB, direct took 0.2 to 0.8 of the time of windows while the cores were
@@ -251,6 +249,8 @@ TABLE = (
     Rule("all_gather", "ring"),
     Rule("gather", "linear"),
     Rule("scatter", "linear"),
+    # With 5, 8 and 16 ranks on two cores bruck took 0.9, 0.6 and 0.4 of the time of pairwise up to
+    # 128 KiB; at 512 KiB and more ring was as fast as both, or faster. Measured over TCP only.
     Rule("reduce_scatter", "pairwise", least_ranks=3, most_ranks=4),
     Rule("reduce_scatter", "pairwise", most_bytes=512 * KiB, most_ranks=2),
     Rule("reduce_scatter", "bruck", most_bytes=128 * KiB),

@@ -16,9 +16,9 @@ import pytest
 import cydist as dist
 from cydist.testing import run_threads
 
+PACKAGE = Path(dist.__file__).parent
 # Python functions that a call may run, and calls of compiled code. Checks of a root, of lists and
 # of overlaps come on top of what an all_reduce takes.
-PACKAGE = Path(dist.__file__).parent
 MOST_FUNCTIONS = {
     "all_reduce": 18,
     "all_reduce of a strided array": 21,

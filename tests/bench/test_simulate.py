@@ -18,7 +18,8 @@ BETWEEN = Level(10e-6, 2e-6, 1e-10, 1e-9)
 MACHINE = Machine(INSIDE, BETWEEN, lambda collective, ranks, nbytes: 3e-6 + nbytes * 1e-10)
 WINDOWED = replace(MACHINE, between=replace(BETWEEN, window=1 << 14))
 FLAT = [("barrier", "dissemination"), ("all_reduce", "doubling"), ("all_reduce", "ring"),
-        ("all_gather", "bruck"), ("all_gather", "ring"), ("reduce_scatter", "ring")]  # fmt: skip
+        ("all_gather", "bruck"), ("all_gather", "ring"), ("reduce_scatter", "ring"),
+        ("reduce_scatter", "bruck")]  # fmt: skip
 
 
 PLACES = {"1+1": [0, 1], "2+2": [0, 0, 1, 1], "round-robin": [0, 1, 0, 1], "3+1": [0, 0, 0, 1],

@@ -380,10 +380,9 @@ cdef int add_blocks(Comm *t, Call *c, Partials *s, int host, int round_) noexcep
     cdef int rank = member_in_round(h, host, round_)
     cdef size_t nbytes = blocks_on(h, host, round_, h.lanes, c.inputs, s.some)
     cdef Block sum = Block(s.leaving + s.ring.sent * s.room, s.some[h.local.comm.rank].nbytes)
-    cdef char *into = sum.ptr
+    cdef bint handed_out = host == h.here and h.lanes < h.local.comm.size
+    cdef char *into = c.outputs[0].ptr if host == h.here and not handed_out else sum.ptr
     cdef int status = reduce_here(t, c, s.some, &sum, nbytes)
-    if host == h.here and h.lanes == h.local.comm.size:
-        into = c.outputs[0].ptr
     if status == OK and rank >= 0 and host != host_before(h, 1):
         status = complete(t, c, &s.ring.receives[s.ring.arrived], 1)
         if status == OK:
@@ -395,15 +394,14 @@ cdef int add_blocks(Comm *t, Call *c, Partials *s, int host, int round_) noexcep
         pass_on(t, c, &s.ring, sum.ptr, sum.nbytes, rank)
     elif rank >= 0:
         conclude(c.op, into, sum.nbytes)
-    if host == h.here and h.lanes < h.local.comm.size:
-        status = hand_out(t, c, s, round_, sum)
-    return status
+    return hand_out(t, c, s, round_, sum, nbytes) if handed_out else OK
 
 
-cdef int hand_out(Comm *t, Call *c, Partials *s, int round_, Block result) noexcept nogil:
-    """Give the lanes' results to the ranks here, of which some are in no lane."""
+cdef int hand_out(Comm *t, Call *c, Partials *s, int round_, Block result,
+                  size_t nbytes) noexcept nogil:
+    """Give the lanes' results of a round to the ranks here, of which some are in no lane. `some`
+    has the sizes."""
     cdef Hosts *h = hosts_of(t)
-    cdef size_t nbytes = blocks_on(h, h.here, round_, h.lanes, c.inputs, s.some)
     cdef int place = h.local.comm.rank, k, status
     for k in range(h.lanes):
         s.some[k].ptr = s.own + k * s.room
