@@ -17,6 +17,7 @@ ctypedef struct Part:
 
 cdef enum:
     LAST_PLACE = -2             # to across_at: of the last member of each host
+    BUNDLED_BYTES = 8192        # blocks between two hosts up to this many are one message
 
 
 ctypedef struct Hosts:
@@ -52,6 +53,11 @@ cdef inline int members_on(const Hosts *h, int host) noexcept nogil:
 # Return the group rank of the member of a host that stands `place` places after its first.
 cdef inline int member_at(const Hosts *h, int host, int place) noexcept nogil:
     return h.members[h.first[host] + place]
+
+
+# Return the rank that talks to other hosts for all of this host.
+cdef inline int leader_of(const Hosts *h, int host) noexcept nogil:
+    return member_at(h, host, 0)
 
 
 # Return the part of the member at this place of every host, but of `root` on its host. This rank is

@@ -42,9 +42,9 @@ from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, 
 
 # Importing an algorithm's module gives its rows of the table their functions.
 for algorithm in (
-    "bruck", "bundles", "departure", "direct", "dissemination", "flat", "halving_doubling", "lanes",
-    "leaders", "linear", "mpi_collectives", "ordered", "pairwise", "prefixes", "ring", "staged",
-    "tree",
+    "all_to_all", "bruck", "departure", "direct", "dissemination", "flat", "gather_scatter",
+    "halving_doubling", "lanes", "leaders", "linear", "mpi_collectives", "ordered", "pairwise",
+    "prefixes", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 

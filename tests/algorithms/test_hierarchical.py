@@ -107,6 +107,23 @@ def test_uneven_blocks(ranks, row, placement):
         case.check(group.run(case, name))
 
 
+# Bytes of a block on a host of two or three ranks: with its size in one message or in two, as long
+# as may be in a bundle, too long for one, and none.
+AT_LIMITS = [56, 57, 8192 // 3, 8192 // 3 + 1, 4096, 4097, 0]
+
+
+@placed([row for row in BLOCKS if row[0] in ("gather", "scatter")])
+@pytest.mark.parametrize("shift", range(len(AT_LIMITS)))
+def test_blocks_at_the_limits_of_a_bundle(ranks, row, placement, shift):
+    """Each rank, leaders too, has a block of each size, beside others of other sizes."""
+    collective, name = row
+    group = ranks(placement, "shm")
+    sizes = [AT_LIMITS[(shift + r) % len(AT_LIMITS)] for r in range(group.size)]
+    for root in range(group.size):
+        case = Case(collective, group.size, 0, dtype="uint8", root=root, sizes=sizes)
+        case.check(group.run(case, name))
+
+
 @placed([row for row in ROWS if row[0] == "all_to_all"])
 def test_uneven_all_to_all(ranks, row, placement):
     """Some pairs of hosts have little for each other and some much, in either direction."""

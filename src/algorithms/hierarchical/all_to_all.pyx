@@ -1,25 +1,14 @@
-"""Bundles: blocks that one host's ranks have for another host's travel as one message, if short.
+"""All-to-all over hosts: short blocks that one host's ranks have for another's are one message.
 
-    gather      messages to the root's host: one of each other host
-    scatter     messages from the root's host: one to each other host
     all_to_all  messages between two hosts: one each way
 
 Every block crosses once, to the host that needs it. The blocks for a pair of hosts that have more
-than BUNDLED_BYTES together go straight from rank to rank: "lanes" sends all of an all_to_all so,
-and "leaders" bundles all of an all_to_all whose size every rank knows. Inside a host the ranks use
-what their memory offers. Best for short blocks, where the number of messages counts.
+than BUNDLED_BYTES together go straight from rank to rank: "lanes" sends all so, and "leaders"
+bundles all of a call whose size every rank knows. Inside a host the ranks use what their memory
+offers. Bundles are best for short blocks, where the number of messages counts.
 
 Which blocks are bundled follows from their sizes. Unless all are known to be even, the ranks of a
 host first tell each other theirs, and the other host's ranks find the same sum.
-
-Two hosts of two ranks, gather to rank 0:
-
-    host 0   rank 0 a     a b     <- cd       a b c d
-             rank 1 b
-    host 1   rank 2 c     c d     cd ->
-             rank 3 d
-                       gather     between
-                                  hosts
 
 Source: the two-level collectives of T. Kielmann, R. Hofman, H. Bal, A. Plaat and R. Bhoedjang,
 "MagPIe: MPI's collective communication operations for clustered wide area systems", PPoPP 1999.
@@ -33,26 +22,24 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, call_like, free_scratch, hosts_of, member_at, members_on, run_part,
+    BUNDLED_BYTES, Hosts, call_like, free_scratch, hosts_of, leader_of, member_at, members_on,
+    run_part,
 )
 from cydist._native.pipeline cimport complete, copy, post_recv, post_send, withdraw
 
 
-cdef enum:
-    BUNDLED_BYTES = 8192
-
-
-cdef inline int leader_of(const Hosts *h, int host) noexcept nogil:
-    return member_at(h, host, 0)
-
-
-cdef size_t bytes_on(const Hosts *h, int host, const Block *blocks) noexcept nogil:
-    """Return the bytes of the blocks of a host's ranks."""
-    cdef size_t nbytes = 0
-    cdef int k
-    for k in range(h.first[host], h.first[host + 1]):
-        nbytes += blocks[h.members[k]].nbytes
-    return nbytes
+ctypedef struct Exchange:       # what a call knows and moves
+    uint64_t *sizes             # [local rank][0: sent, 1: received][rank]: bytes
+    bint *sends_bundle          # [host]
+    bint *gets_bundle
+    size_t sent, received       # bytes of this host's bundles
+    size_t own_sent, own_received   # and of this rank's part of them
+    char *outgoing              # bundles, host after host; in one, by rank here, then by rank there
+    char *incoming              # the same, by rank there, then by rank here
+    char *given                 # the ranks' parts of them, rank after rank
+    Block *blocks
+    Request *requests
+    int posted
 
 
 cdef int tell_sizes(Comm *t, Call *c, uint64_t *own, uint64_t *all_sizes, int count,
@@ -78,217 +65,6 @@ cdef int run_rooted(Comm *t, Call *c, int collective, int root, const Block *inp
     inner.inputs = inputs
     inner.outputs = outputs
     return run_part(&h.local, c, &inner, collective, 0)
-
-
-# gather and scatter
-
-ctypedef struct Rooted:         # the memory of a call
-    Request *requests
-    Block *blocks               # of this host's ranks
-    uint64_t *sizes             # of their blocks
-    char *bundles
-    int posted
-
-
-cdef int open_rooted(Comm *t, Rooted *s, size_t bundled) noexcept nogil:
-    s.posted = 0
-    s.requests = <Request *>malloc(
-        t.size * (sizeof(Request) + sizeof(Block) + sizeof(uint64_t)) + bundled)
-    if s.requests == NULL:
-        return NO_MEMORY
-    s.blocks = <Block *>(s.requests + t.size)
-    s.sizes = <uint64_t *>(s.blocks + t.size)
-    s.bundles = <char *>(s.sizes + t.size)
-    return OK
-
-
-cdef int close_rooted(Comm *t, Call *c, Rooted *s, int status) noexcept nogil:
-    if status != OK:
-        withdraw(t, s.requests, s.posted)
-    free_scratch(t, c, s.requests)
-    return status
-
-
-cdef inline bint bundled(const Hosts *h, int host, size_t nbytes) noexcept nogil:
-    return members_on(h, host) > 1 and nbytes <= BUNDLED_BYTES
-
-
-cdef size_t bundled_bytes(const Hosts *h, const Block *blocks) noexcept nogil:
-    """Return the bytes of all bundles at the root."""
-    cdef size_t nbytes = 0, more
-    cdef int host
-    for host in range(h.count):
-        more = bytes_on(h, host, blocks)
-        if host != h.here and bundled(h, host, more):
-            nbytes += more
-    return nbytes
-
-
-cdef size_t lay_own_bundle(Comm *t, Call *c, Rooted *s, size_t own, int *status) noexcept nogil:
-    """Lay the blocks of this host, away from the root, into a bundle; return its bytes."""
-    cdef Hosts *h = hosts_of(t)
-    cdef uint64_t mine = own
-    cdef size_t nbytes = 0
-    cdef int k
-    status[0] = OK
-    for k in range(h.local.comm.size):
-        s.sizes[k] = own
-    if h.local.comm.size > 1 and c.fingerprint.flags & EVEN == 0:
-        status[0] = tell_sizes(t, c, &mine, s.sizes, 1, s.blocks)
-    if status[0] != OK:
-        return 0
-    for k in range(h.local.comm.size):
-        s.blocks[k] = Block(s.bundles + nbytes, s.sizes[k])
-        nbytes += s.sizes[k]
-    return nbytes
-
-
-cdef int gather(Comm *t, Call *c) noexcept nogil:
-    cdef Hosts *h = hosts_of(t)
-    cdef Rooted s
-    cdef int status = open_rooted(t, &s, bundled_bytes(h, c.outputs) if t.rank == c.root
-                                  else BUNDLED_BYTES)
-    if status != OK:
-        return status
-    patiently(c)
-    if h.host[c.root] != h.here:
-        status = give(t, c, &s)
-    elif t.rank != c.root:
-        status = run_rooted(t, c, GATHER, h.place[c.root], c.inputs, NULL)
-    else:
-        status = take(t, c, &s)
-    return close_rooted(t, c, &s, status)
-
-
-cdef int give(Comm *t, Call *c, Rooted *s) noexcept nogil:
-    """Send this host's blocks to the root on another one."""
-    cdef Hosts *h = hosts_of(t)
-    cdef int status
-    cdef size_t nbytes = lay_own_bundle(t, c, s, c.inputs[0].nbytes, &status)
-    cdef Block whole = c.inputs[0]
-    if status == OK and bundled(h, h.here, nbytes):
-        status = run_rooted(t, c, GATHER, 0, c.inputs, s.blocks)
-        whole = Block(s.bundles, nbytes)
-        if h.local.comm.rank != 0:
-            return status
-    if status == OK:
-        post_send(t, c, s.requests, whole.ptr, whole.nbytes, c.root, 0)
-        s.posted = 1
-        status = complete(t, c, s.requests, 1)
-    return status
-
-
-cdef int take(Comm *t, Call *c, Rooted *s) noexcept nogil:
-    """Receive all blocks at the root."""
-    cdef Hosts *h = hosts_of(t)
-    cdef char *at = s.bundles
-    cdef size_t nbytes
-    cdef int host, k, rank, status
-    for host in range(h.count):
-        nbytes = bytes_on(h, host, c.outputs)
-        if host == h.here:
-            continue
-        if bundled(h, host, nbytes):
-            post_recv(t, c, &s.requests[s.posted], at, nbytes, leader_of(h, host), 0)
-            s.posted += 1
-            at += nbytes
-            continue
-        for k in range(members_on(h, host)):
-            rank = member_at(h, host, k)
-            post_recv(t, c, &s.requests[s.posted], c.outputs[rank].ptr, c.outputs[rank].nbytes,
-                      rank, 0)
-            s.posted += 1
-    for k in range(h.local.comm.size):
-        s.blocks[k] = c.outputs[member_at(h, h.here, k)]
-    status = run_rooted(t, c, GATHER, h.local.comm.rank, c.inputs, s.blocks)
-    if status == OK:
-        status = complete(t, c, s.requests, s.posted)
-    at = s.bundles
-    for host in range(h.count if status == OK else 0):
-        if host != h.here and bundled(h, host, bytes_on(h, host, c.outputs)):
-            for k in range(members_on(h, host)):
-                rank = member_at(h, host, k)
-                copy(c.outputs[rank].ptr, at, c.outputs[rank].nbytes)
-                at += c.outputs[rank].nbytes
-    return status
-
-
-cdef int scatter(Comm *t, Call *c) noexcept nogil:
-    cdef Hosts *h = hosts_of(t)
-    cdef Rooted s
-    cdef int status = open_rooted(t, &s, bundled_bytes(h, c.inputs) if t.rank == c.root
-                                  else BUNDLED_BYTES)
-    if status != OK:
-        return status
-    patiently(c)
-    if h.host[c.root] != h.here:
-        status = get(t, c, &s)
-    elif t.rank != c.root:
-        status = run_rooted(t, c, SCATTER, h.place[c.root], NULL, c.outputs)
-    else:
-        status = spread(t, c, &s)
-    return close_rooted(t, c, &s, status)
-
-
-cdef int get(Comm *t, Call *c, Rooted *s) noexcept nogil:
-    """Receive this host's blocks from the root on another one."""
-    cdef Hosts *h = hosts_of(t)
-    cdef int status
-    cdef size_t nbytes = lay_own_bundle(t, c, s, c.outputs[0].nbytes, &status)
-    cdef bint together = status == OK and bundled(h, h.here, nbytes)
-    cdef Block whole = Block(s.bundles, nbytes) if together else c.outputs[0]
-    if status == OK and (not together or h.local.comm.rank == 0):
-        post_recv(t, c, s.requests, whole.ptr, whole.nbytes, c.root, 0)
-        s.posted = 1
-        status = complete(t, c, s.requests, 1)
-    if status == OK and together:
-        status = run_rooted(t, c, SCATTER, 0, s.blocks, c.outputs)
-    return status
-
-
-cdef int spread(Comm *t, Call *c, Rooted *s) noexcept nogil:
-    """Send all blocks from the root."""
-    cdef Hosts *h = hosts_of(t)
-    cdef char *at = s.bundles
-    cdef size_t nbytes
-    cdef int host, k, rank, status
-    for host in range(h.count):
-        nbytes = bytes_on(h, host, c.inputs)
-        if host == h.here:
-            continue
-        if bundled(h, host, nbytes):
-            for k in range(members_on(h, host)):
-                rank = member_at(h, host, k)
-                copy(at, c.inputs[rank].ptr, c.inputs[rank].nbytes)
-                at += c.inputs[rank].nbytes
-            post_send(t, c, &s.requests[s.posted], at - nbytes, nbytes, leader_of(h, host), 0)
-            s.posted += 1
-            continue
-        for k in range(members_on(h, host)):
-            rank = member_at(h, host, k)
-            post_send(t, c, &s.requests[s.posted], c.inputs[rank].ptr, c.inputs[rank].nbytes,
-                      rank, 0)
-            s.posted += 1
-    for k in range(h.local.comm.size):
-        s.blocks[k] = c.inputs[member_at(h, h.here, k)]
-    status = run_rooted(t, c, SCATTER, h.local.comm.rank, s.blocks, c.outputs)
-    return complete(t, c, s.requests, s.posted) if status == OK else status
-
-
-# all_to_all
-
-ctypedef struct Exchange:       # what a call knows and moves
-    uint64_t *sizes             # [local rank][0: sent, 1: received][rank]: bytes
-    bint *sends_bundle          # [host]
-    bint *gets_bundle
-    size_t sent, received       # bytes of this host's bundles
-    size_t own_sent, own_received   # and of this rank's part of them
-    char *outgoing              # bundles, host after host; in one, by rank here, then by rank there
-    char *incoming              # the same, by rank there, then by rank here
-    char *given                 # the ranks' parts of them, rank after rank
-    Block *blocks
-    Request *requests
-    int posted
 
 
 cdef inline size_t size_of(Comm *t, const Exchange *s, int k, int direction,
@@ -543,7 +319,5 @@ cdef int all_to_all_by_lanes(Comm *t, Call *c) noexcept nogil:
     return all_to_all(t, c, False)
 
 
-implement(b"leaders", GATHER, gather)
-implement(b"leaders", SCATTER, scatter)
 implement(b"leaders", ALL_TO_ALL, all_to_all_by_leaders)
 implement(b"lanes", ALL_TO_ALL, all_to_all_by_lanes)
