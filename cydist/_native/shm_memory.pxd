@@ -10,7 +10,7 @@ cdef enum:
     TOKEN_BYTES = 32
     REGIONS = 1024              # groups that can have windows at the same time
     BUSY = 1                    # in place of an offset: ask again
-    PORTION = 16384             # of a ring: one copy, while the other side copies the previous one
+    PORTION = 16384             # of bytes: one copy, while the other side copies the previous one
 
 
 cdef enum Departure:            # Member.left
@@ -50,6 +50,7 @@ ctypedef struct SegmentHead:
     int regions             # in use, or used before
     int spent               # all regions were in use once: groups without one get no windows
     uint64_t ring_bytes         # of each ring's data; a power of two, two PORTIONs or more
+    uint64_t cell_bytes         # of the cell behind each ring; whole PORTIONs
     WindowRegion region[REGIONS]
 
 
@@ -75,7 +76,7 @@ cdef class SharedMemory:
     cdef uint64_t nbytes
     cdef int ranks
     cdef uint64_t limit         # on memory for groups
-    cdef uint64_t ring_bytes
+    cdef uint64_t ring_bytes, cell_bytes
     cdef int pid                # of the process that mapped it
     cdef readonly int fd
 

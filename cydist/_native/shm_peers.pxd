@@ -24,6 +24,7 @@ ctypedef struct LocalPeers:
     uint64_t limit              # of the memory for rings and windows; memory for arrays follows
     uint64_t nbytes
     uint64_t ring_bytes
+    uint64_t cell_bytes
     int fd
     int pid                     # of this process
     int places                  # length of `ranks`

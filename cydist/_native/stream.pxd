@@ -19,8 +19,8 @@ from cydist._native.wire cimport Header
 
 cdef enum:
     # The largest message that does not wait for its receiver. If two ranks of a host can copy
-    # together, and the sender owns no cell, it is the largest below COOP_BYTES.
-    EAGER_BYTES = 131072
+    # together, and the sender owns no cell for it, it is the largest below COOP_BYTES.
+    EAGER_BYTES = 524288
     # The same over sockets, where waiting takes a round trip: the segments of long collectives.
     SOCKET_EAGER_BYTES = 262144
     CHUNK_BYTES = 1048576       # of a DATA frame; other frames can be sent in between
@@ -127,6 +127,8 @@ ctypedef struct Connection:     # one lane to one peer
     size_t header_read
     size_t to_read
     char *sink
+    const char *cell            # the rest of a message in one, of which `to_read` marks are due; or NULL
+    size_t in_cell              # its bytes
     Item *filling               # the receive or message they belong to; NULL: none
 
 

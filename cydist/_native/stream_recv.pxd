@@ -31,8 +31,10 @@ cdef inline bint has_room(const Connection *c, const Header *h) noexcept nogil:
     """Return whether the peer may send this eager message, or must announce it."""
     return c.received + sizeof(Header) + h.nbytes - c.released <= c.net.held_limit
 
-# Own the cell that a message lies in, and return it; NULL: no peer sends such a message.
-cdef const char *take_cell(Connection *c, const Header *h) noexcept nogil
+# Return where a message in a cell is; NULL: no peer sends such a message.
+cdef const char *find_cell(const Connection *c, const Header *h) noexcept nogil
+# Own the cell of a message, all of which has been read.
+cdef void own_cell(Connection *c, const Header *h) noexcept nogil
 
 # For `c.coop_item`, a message that both sides copy: copy some pieces, or give up.
 cdef bint advance_coop_copy(Connection *c) noexcept nogil

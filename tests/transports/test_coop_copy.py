@@ -178,19 +178,30 @@ def start(tmp_path: Path, source: str, size: int, *arguments: str) -> list[subpr
     ]  # fmt: skip
 
 
-# Failpoints where a receiver, and a sender, copy their second piece. With send.mid armed a header
-# is written by halves, which are seven.
-SECOND_PIECE = (("recv.mid", "2"), ("send.mid", "9"))
+# Failpoints where a receiver, and a sender, are in the middle of a message, and its int64 elements.
+# With send.mid armed a header is written by halves, which are seven. The sender of a message in a
+# cell then has written half of the marks that say what is there.
+MIDDLES = {
+    "both copy": (("recv.mid", "2"), ("send.mid", "9"), 1 << 20),
+    "in a cell": (("recv.mid", "1"), ("send.mid", "17"), 1 << 15),
+}
 
-# One rank dies in the middle of a message that both copy.
+
+def in_the_middle(of: str, sends: bool, who: int) -> list[str]:
+    """Return the failpoint, how often it is reached, the rank, and the elements."""
+    receiver, sender, count = MIDDLES[of]
+    return [*(sender if sends else receiver), str(who), str(count)]
+
+
+# One rank dies in the middle of a message.
 PROGRAM = """
 import os, sys
 import numpy as np
 import cydist as dist
 from cydist._native import arm_failpoint
 dist.init_process_group("tcp")
-point, turn, who = sys.argv[1:]
-rank, count = dist.get_rank(), 1 << 22
+point, turn, who, count = sys.argv[1:]
+rank, count = dist.get_rank(), int(count)
 data = np.arange(count, dtype=np.int64)
 into = np.zeros(count, np.int64)
 if rank == int(who):
@@ -208,16 +219,17 @@ os._exit(0)
 """
 
 
+@pytest.mark.parametrize("of", MIDDLES)
 @pytest.mark.parametrize("who", [*more(0), 1], ids=["sender", "receiver"])
-def test_a_death_in_the_middle(tmp_path: Path, who: int) -> None:
+def test_a_death_in_the_middle(tmp_path: Path, who: int, of: str) -> None:
     """A rank that is killed while it copies is noticed by the other, at once."""
-    ranks = start(tmp_path, PROGRAM, 2, *SECOND_PIECE[who == 0], str(who))
+    ranks = start(tmp_path, PROGRAM, 2, *in_the_middle(of, who == 0, who))
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert said[1 - who] == "PeerFailedError\n"
     assert ranks[who].returncode == -signal.SIGKILL
 
 
-# Rank 1 or rank 0 stops in the middle of a message that both copy; the other gives up, talks to
+# Rank 1 or rank 0 stops in the middle of a message; the other gives up, talks to
 # rank 2, and lets it go on.
 STOPPED = """
 import os, signal, sys
@@ -225,8 +237,8 @@ import numpy as np
 import cydist as dist
 from cydist._native import arm_failpoint
 dist.init_process_group("tcp")
-point, turn, who = sys.argv[1], sys.argv[2], int(sys.argv[3])
-rank, count = dist.get_rank(), 1 << 20
+point, turn, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+rank = dist.get_rank()
 rest = dist.new_group([1 - who, 2])
 pids = np.zeros(3, np.int64)
 dist.all_gather_into_tensor(pids, np.array([os.getpid()]))
@@ -257,11 +269,12 @@ if rank != who:
 """
 
 
+@pytest.mark.parametrize("of", MIDDLES)
 @pytest.mark.parametrize("who", [1, 0], ids=["sender", "receiver"])
-def test_one_that_was_stopped_in_the_middle(tmp_path: Path, who: int) -> None:
+def test_one_that_was_stopped_in_the_middle(tmp_path: Path, who: int, of: str) -> None:
     """Its peer raises at the timeout, and goes on with others; when it goes on itself it raises,
     too, and neither takes nor gives what is no message any more."""
-    ranks = start(tmp_path, STOPPED, 3, *SECOND_PIECE[who == 1], str(who))
+    ranks = start(tmp_path, STOPPED, 3, *in_the_middle(of, who == 1, who))
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert said[1 - who] == "DistTimeoutError\n"
     assert said[who] in ("GroupFailedError\n", "DistTimeoutError\n")

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_ranks import Group, Ranks, done, run, soon, status_of
 
-LEAST, MOST = 1024, 1 << 17  # bytes of a message in a cell
+LEAST, MOST = 1024, 1 << 19  # bytes of a message in a cell
+PORTION = 16384  # of it, which its receiver may copy before the next is there
 RING = 1 << 18
 MAGIC = struct.pack("=I", 0x05645943)
 OUTBOUND, INBOUND = 1, 2  # how a header names a cell
@@ -45,7 +46,7 @@ def shared_bytes(world: Ranks) -> mmap.mmap:
     return mmap.mmap(memory.fd, memory.used() + 4 * RING)
 
 
-@pytest.mark.parametrize("nbytes", [LEAST, 9000, MOST], ids=str)
+@pytest.mark.parametrize("nbytes", [LEAST, 9000, PORTION + 1, MOST], ids=str)
 def test_an_answer_lies_where_the_question_was(world: Ranks, nbytes: int) -> None:
     """A rank writes into the memory that it has just read."""
     pair = world.group()
@@ -70,7 +71,9 @@ def test_other_sizes_use_no_cell(world: Ranks, nbytes: int) -> None:
     assert (max(found) > 0) == (nbytes < LEAST)
 
 
-sizes = st.integers(0, 2 * MOST) | st.sampled_from([LEAST - 1, LEAST, MOST - 1, MOST, MOST + 1])
+sizes = st.integers(0, 2 * MOST) | st.sampled_from(
+    [LEAST - 1, LEAST, PORTION, PORTION + 1, 2 * PORTION, MOST - 1, MOST, MOST + 1]
+)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1]), sizes, st.booleans()), max_size=20))

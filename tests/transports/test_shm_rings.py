@@ -24,7 +24,7 @@ from cydist import _native
 from cydist.errors import PeerFailedError
 
 RING = 1 << 18  # bytes of a ring's data
-CELL = RING // 2  # bytes of the cell behind it
+CELL = 1 << 19  # bytes of the cell behind it
 PAGE = 4096
 LOCK_AT = 40  # where the memory's table has its lock, behind its version and token
 

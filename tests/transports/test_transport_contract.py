@@ -14,7 +14,7 @@ from transport_ranks import Ranks, done, eventually, run, soon, status_of, trans
 
 from cydist import _native
 
-SMALL, LARGE = 8, 300_000  # bytes: kept by the receiver, or offered to it
+SMALL, LARGE = 8, 600_000  # bytes: kept by the receiver, or offered to it
 
 
 @pytest.fixture(params=transports())

@@ -32,6 +32,7 @@ cdef extern from "<errno.h>" nogil:
 
 cdef enum:
     RING_BYTES = 262144         # of a ring's data, if there is enough memory
+    CELL_BYTES = 524288         # of a cell, too; at most MOST_MARKS portions
     TRIES = 100                 # to take the lock, which is held for microseconds
     PAUSE_US = 20               # between two tries
     SEALS = 7                   # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
@@ -129,6 +130,7 @@ cdef class SharedMemory:
         memory.head.layout = LAYOUT
         memory.head.ranks = ranks
         memory.head.ring_bytes = ring_size(ranks, nbytes)
+        memory.head.cell_bytes = cell_size(ranks, nbytes, memory.head.ring_bytes)
         memory.head.used = first
         memory.head.limit = nbytes
         memory.head.part = part
@@ -178,6 +180,7 @@ cdef class SharedMemory:
         self.ranks = self.head.ranks
         self.limit = self.head.limit
         self.ring_bytes = self.head.ring_bytes
+        self.cell_bytes = self.head.cell_bytes
         self.members = <Member *>(self.base + members_at())
         self.pairs = <uint64_t *>(self.members + self.ranks)
         self.words = <int>bitmap_words(self.ranks)
@@ -374,14 +377,23 @@ cdef inline uint64_t bitmap_words(int ranks) noexcept nogil:
 
 
 cdef uint64_t ring_size(int ranks, uint64_t nbytes) noexcept nogil:
-    """Return a ring size so that rings of all pairs take at most half of the memory, if possible.
+    """Return a ring size so that rings of all pairs take at most half of the memory, if possible,
+    with cells of half their size.
 
     A writer waits for room for a PORTION. A reader that has seen less than a quarter of its ring in
     use assumes that no writer waits. So in a ring of less than two PORTIONs both could wait.
     If all pairs communicate and memory is short, the last ones use sockets.
     """
     cdef uint64_t size = RING_BYTES
-    while size > 2 * PORTION and 3 * size * ranks * ranks > nbytes:    # with their cells
+    while size > 2 * PORTION and 3 * size * ranks * ranks > nbytes:
+        size //= 2
+    return size
+
+
+cdef uint64_t cell_size(int ranks, uint64_t nbytes, uint64_t ring) noexcept nogil:
+    """Return the size of the cells behind such rings, which may not be half of what they could."""
+    cdef uint64_t size = CELL_BYTES
+    while 2 * size > ring and 2 * (ring + size) * ranks * ranks > nbytes:
         size //= 2
     return size
 

@@ -61,7 +61,8 @@ cdef class LocalPeersHandle:
         self.memory = memory
         n.head, n.members, n.pairs = memory.head, memory.members, memory.pairs
         n.base, n.limit, n.nbytes, n.fd = memory.base, memory.limit, memory.nbytes, memory.fd
-        n.ring_bytes, n.ranks_of_memory, n.pid = memory.ring_bytes, memory.ranks, memory.pid
+        n.ring_bytes, n.cell_bytes = memory.ring_bytes, memory.cell_bytes
+        n.ranks_of_memory, n.pid = memory.ranks, memory.pid
         for place, (peer, pid) in enumerate(sharers.items()):
             n.ranks[place], n.pids[place], n.place[peer] = peer, pid, place
         n.own = n.place[rank]

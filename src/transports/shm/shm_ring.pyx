@@ -21,7 +21,7 @@ cdef uint64_t *pair_entry(const LocalPeers *n, int place) noexcept nogil:
 
 
 cdef inline uint64_t each_bytes(const LocalPeers *n) noexcept nogil:
-    return sizeof(Control) + n.ring_bytes + cell_bytes(n)
+    return sizeof(Control) + n.ring_bytes + n.cell_bytes
 
 
 cdef inline void begin_ring(Control *control) noexcept nogil:

@@ -8,7 +8,7 @@ from cydist._native.matching cimport find_arrived, find_posted
 from cydist._native.stream_send cimport post_send, return_credit
 from cydist._native.stream_peers cimport has_unread
 from cydist._native.stream_progress cimport is_slow_poll
-from cydist._native.stream_recv cimport has_room, is_from_peer, take_cell, take_credit
+from cydist._native.stream_recv cimport find_cell, has_room, is_from_peer, own_cell, take_credit
 from cydist._native.shm_ring cimport has_space_for, readable_bytes, advance_read
 from cydist._native.stream cimport LIVE, Connection, Net
 from cydist._native.wire cimport EAGER, Header
@@ -77,9 +77,10 @@ cdef inline int recv_now(Net *net, Connection *c, Comm *t, Request *r) noexcept 
     bytes += sizeof(Header)
     if header.flags != 0:
         in_ring = sizeof(Header)
-        bytes = take_cell(c, &header)
+        bytes = find_cell(c, &header)
         if bytes == NULL:
             return PENDING      # the general path ends the connection
+        own_cell(c, &header)
     take_credit(c, &header)
     memcpy(r.ptr, bytes, r.nbytes)
     advance_read(net.shm, net.shm.place[c.peer], &c.inbound, in_ring)

@@ -103,6 +103,7 @@ cdef void fail_requests(Connection *c, int status) noexcept nogil:
     c.filling = NULL
     c.sink = NULL
     c.to_read = c.header_read = 0
+    c.cell = NULL
     if c.coop_item != NULL:
         abandon_coop_copy(c)
     if c.coop_out != NULL:

@@ -19,6 +19,7 @@ from cydist._native.matching cimport (
     compare_message, find_arrived, find_posted, free_item, group_rank, is_closed, new_item, remove,
     remove_from_ring,
 )
+from cydist._native.shm_memory cimport PORTION
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.stream_send cimport (
     on_reply, begin_request, finish_request, send_control, forget_request, return_credit,
@@ -27,7 +28,7 @@ from cydist._native.stream_liveness cimport (
     ALL_LANES, on_farewell, cannot_arrive, send_farewell, dead_member, status_of_loss,
 )
 from cydist._native.shm_ring cimport (
-    INBOUND_CELL, OUTBOUND_CELL, advance_read, cell_bytes, readable_bytes,
+    INBOUND_CELL, OUTBOUND_CELL, advance_read, marks_of, readable_bytes,
 )
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
 from cydist._native.stream_silence cimport is_silence
@@ -114,7 +115,7 @@ cdef void match_receive(Net *net, Item *item, Comm *t, Request *r) noexcept nogi
 
 cdef void redirect(Connection *c, Item *item, Request *r) noexcept nogil:
     """Let the rest of an arriving message go to its receive, after what was kept of it."""
-    cdef size_t kept = item.nbytes - c.to_read
+    cdef size_t kept = c.sink - item.data
     copy(r.ptr, item.data, kept)
     c.sink = r.ptr + kept
     free(item.data)
@@ -168,28 +169,49 @@ cdef bint advance_coop_copy(Connection *c) noexcept nogil:
 cdef bint begin_eager(Connection *c, const Header *h) noexcept nogil:
     cdef const char *cell = NULL
     if h.flags != 0:
-        cell = take_cell(c, h)
+        cell = find_cell(c, h)
         if cell == NULL:
             return False
     if not find_receive(c, h):
         return False
     if cell != NULL:
         reach(RECV_MID)
-        if c.sink != NULL:
-            copy(c.sink, cell, h.nbytes)
-        c.to_read = 0
+        c.to_read = marks_of(h.nbytes)
+        c.in_cell = h.nbytes
+        c.cell = cell
+        take_portions(c, 1)
     return True
 
 
-cdef const char *take_cell(Connection *c, const Header *h) noexcept nogil:
-    """Own the cell of a message. NULL: the message is not one that a peer sends."""
-    cdef int cell = INBOUND_CELL if h.flags == OUTBOUND_CELL else OUTBOUND_CELL
-    if (not c.local or h.flags not in (OUTBOUND_CELL, INBOUND_CELL) or c.cells & cell
-            or h.nbytes > cell_bytes(c.net.shm)):
+cdef void take_portions(Connection *c, size_t count) noexcept nogil:
+    """Copy the next portions of a message in a cell. With the last one the cell is this rank's."""
+    cdef size_t part = min(count * PORTION, c.in_cell)
+    if c.sink != NULL:
+        copy(c.sink, c.cell, part)
+        c.sink += part
+    c.cell += part
+    c.in_cell -= part
+    if c.in_cell == 0:
+        own_cell(c, &c.header)
+        c.cell = NULL
+
+
+cdef inline int cell_of(const Header *h) noexcept nogil:
+    """Return the cell of a message as this rank names it."""
+    return INBOUND_CELL if h.flags == OUTBOUND_CELL else OUTBOUND_CELL
+
+
+cdef void own_cell(Connection *c, const Header *h) noexcept nogil:
+    c.cells |= cell_of(h)
+    c.newest_cell = cell_of(h)
+
+
+cdef const char *find_cell(const Connection *c, const Header *h) noexcept nogil:
+    """Return where a message in a cell is. NULL: the message is not one that a peer sends."""
+    if (not c.local or h.flags not in (OUTBOUND_CELL, INBOUND_CELL) or c.cells & cell_of(h)
+            or h.nbytes > c.net.shm.cell_bytes):
         return NULL
-    c.cells |= cell
-    c.newest_cell = cell
-    return cell_at(c, cell)
+    return cell_at(c, cell_of(h))
 
 
 cdef bint find_receive(Connection *c, const Header *h) noexcept nogil:
@@ -457,9 +479,7 @@ cdef bint parse(Connection *c, const char *data, size_t nbytes) noexcept nogil:
     while nbytes != 0:
         if c.to_read != 0:
             part = min(nbytes, c.to_read)
-            if c.sink != NULL:
-                copy(c.sink, data, part)
-            if not on_bytes_read(c, part):
+            if not on_bytes_read(c, data, part):
                 return False
         else:
             part = min(nbytes, sizeof(Header) - c.header_read)
@@ -474,9 +494,14 @@ cdef bint parse(Connection *c, const char *data, size_t nbytes) noexcept nogil:
     return True
 
 
-cdef bint on_bytes_read(Connection *c, size_t nbytes) noexcept nogil:
+cdef bint on_bytes_read(Connection *c, const char *data, size_t nbytes) noexcept nogil:
+    """Take bytes of a message, or marks of one in a cell. NULL: they are in place."""
     c.to_read -= nbytes
-    if c.sink != NULL:
+    if c.cell != NULL:
+        take_portions(c, nbytes)
+    elif c.sink != NULL:
+        if data != NULL:
+            copy(c.sink, data, nbytes)
         c.sink += nbytes
     return c.to_read != 0 or end_frame(c)
 
@@ -543,7 +568,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
             return VANISHED if got < 0 and is_silence(errno) else c.over or DIED
         if direct != 0:
             direct = min(direct, <size_t>got)
-            if not on_bytes_read(c, direct):
+            if not on_bytes_read(c, NULL, direct):
                 return FORGED
         if not parse(c, c.net.staging, <size_t>got - direct):
             return FORGED if c.forged else STARVED if c.starved else BABBLED
@@ -576,7 +601,7 @@ cdef int read_sealed(Connection *c) noexcept nogil:
             if got < 0:
                 return STARVED if got == CIPHER_NO_MEMORY else FORGED
             if direct >= <size_t>got:       # in place
-                if not on_bytes_read(c, <size_t>got):
+                if not on_bytes_read(c, NULL, <size_t>got):
                     return FORGED
             elif not parse(c, plain, <size_t>got):
                 return FORGED if c.forged else STARVED if c.starved else BABBLED

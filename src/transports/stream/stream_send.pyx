@@ -18,10 +18,11 @@ from cydist._native.linux cimport (
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
     sendmsg, shutdown,
 )
+from cydist._native.shm_memory cimport PORTION
 from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
 from cydist._native.shm_ring cimport (
-    LEAST_CELL_BYTES, NO_RINGS, OUTBOUND_CELL, cell_bytes, find_rings, has_space_for,
-    make_rings, pair_entry, request_space, write_ring,
+    LEAST_CELL_BYTES, MOST_MARKS, NO_RINGS, OUTBOUND_CELL, find_rings, has_space_for,
+    make_rings, marks_of, pair_entry, request_space, write_ring,
 )
 from cydist._native.stream_auth cimport seal_header, seal_payload
 from cydist._native.stream_liveness cimport status_of_loss
@@ -33,6 +34,8 @@ from cydist._native.stream cimport (
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport glance_int, load_u64, store_int
 
+
+cdef char[MOST_MARKS] MARKS     # one each for a further portion in a cell; their values say nothing
 
 # Circular lists, whose head is their oldest member.
 
@@ -369,16 +372,28 @@ cdef void request_connection(Net *net, int peer, uint64_t tag) noexcept nogil:
 
 cdef inline int cell_for(Connection *c, size_t nbytes) noexcept nogil:
     """Return the cell in which to send a message that can be sent at once; 0: in none."""
-    if (c.cells == 0 or not LEAST_CELL_BYTES <= nbytes <= cell_bytes(c.net.shm)
-            or not has_space_for(c.net.shm, &c.outbound, sizeof(Header))):
+    if (c.cells == 0 or not LEAST_CELL_BYTES <= nbytes <= c.net.shm.cell_bytes
+            or not has_space_for(c.net.shm, &c.outbound, sizeof(Header) + marks_of(nbytes))):
         return 0
     return c.newest_cell if c.cells & c.newest_cell else c.cells
 
 
-cdef inline void fill_cell(Connection *c, int cell, const Request *r) noexcept nogil:
-    """Put a message into a cell, which its receiver then owns."""
+cdef inline void begin_cell(Connection *c, int cell, const Request *r) noexcept nogil:
+    """Put the first portion of a message into a cell, which its receiver then owns."""
     c.cells &= ~cell
-    copy(cell_at(c, cell), r.ptr, r.nbytes)
+    copy(cell_at(c, cell), r.ptr, min(r.nbytes, <size_t>PORTION))
+
+
+cdef void fill_cell(Connection *c, int cell, const Request *r, bint marked) noexcept nogil:
+    """Put the other portions there, and unless the marks follow, one for each into the ring."""
+    cdef char *into = cell_at(c, cell)
+    cdef size_t at = PORTION
+    while at < r.nbytes:
+        copy(into + at, r.ptr + at, min(r.nbytes - at, <size_t>PORTION))
+        reach(SEND_MID)
+        if marked:              # cell_for has found room for them
+            write_ring(c.net.shm, c.net.shm.place[c.peer], &c.outbound, &MARKS[0], 1, NULL, 0)
+        at += PORTION
 
 
 cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
@@ -424,8 +439,10 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
             seal_payload(c, &header, r.ptr, r.nbytes)
         elif cell != 0:
             header.flags = <uint16_t>cell
-            fill_cell(c, cell, r)
+            begin_cell(c, cell, r)
         written = write_some(c, &header, 0, r.ptr, in_frame)
+        if cell != 0:
+            fill_cell(c, cell, r, written == sizeof(Header))
         if eager and written == sizeof(Header) + in_frame:
             c.sent += charge
             r.status = OK
@@ -437,9 +454,9 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         return NO_MEMORY
     out.header = header
     out.request = r
-    out.data = r.ptr
-    out.left = 0 if cell != 0 else r.nbytes
-    out.frame_left = in_frame
+    out.data = &MARKS[0] if cell != 0 else r.ptr
+    out.left = marks_of(r.nbytes) if cell != 0 else r.nbytes
+    out.frame_left = out.left if cell != 0 else in_frame
     advance(out, written)
     if eager:
         c.sent += charge
