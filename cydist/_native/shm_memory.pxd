@@ -6,7 +6,7 @@ from cydist._native.linux cimport pthread_mutex_t
 
 
 cdef enum:
-    LAYOUT = 6                  # version of the memory's whole layout, including rings and windows
+    LAYOUT = 7                  # version of the memory's whole layout, including rings and windows
     TOKEN_BYTES = 32
     REGIONS = 1024              # groups that can have windows at the same time
     BUSY = 1                    # in place of an offset: ask again
