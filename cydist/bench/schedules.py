@@ -45,9 +45,9 @@ class Level:
         overhead: Of a core, at each end.
         copying: Of a core, for each byte at each end.
         wire: Of the link of a host, for each byte.
-        window: So many bytes of a message are sent before one is acknowledged. Those beyond take
-            twice the wire's time on a link whose other way is busy, if acknowledgements queue
-            behind data.
+        window: Bytes of a message that are sent before one is acknowledged. Those beyond take twice
+            the wire's time on a link whose other way is busy, if acknowledgements queue behind
+            data.
     """
 
     latency: float

@@ -131,7 +131,7 @@ MEASURED = Path(__file__).resolve().parents[2] / "docs/figures/measurements/host
 
 
 def test_the_model_says_what_the_documents_say() -> None:
-    """So many of the saved cells that no constant was fitted to are within 30 %, as in
+    """Those of the saved cells that no constant was fitted to are within 30 % as often as in
     docs/dev/algorithms.md; the file has today's predictions."""
     known = load(str(MEASURED))
     held = [cell for cell in known.cells if not cell["fitted"]]
@@ -148,7 +148,7 @@ def test_the_model_says_what_the_documents_say() -> None:
 
 
 def test_the_model_holds_for_long_calls_of_more_ranks() -> None:
-    """Of 6 and 8 ranks, so many calls of 256 KiB and more at 1 Gbit/s are within 30 %."""
+    """Most calls of 6 and 8 ranks of 256 KiB and more at 1 Gbit/s are within 30 %."""
     long = [
         cell["within"]
         for cell in load(str(MEASURED)).cells
