@@ -45,8 +45,9 @@ class Level:
         overhead: Of a core, at each end.
         copying: Of a core, for each byte at each end.
         wire: Of the link of a host, for each byte.
-        window: Messages of more bytes wait for acknowledgements on their way. They take twice the
-            wire's time on a link whose other way is busy, if acknowledgements queue behind data.
+        window: Bytes of a message that are sent before one is acknowledged. Those beyond take twice
+            the wire's time on a link whose other way is busy, if acknowledgements queue behind
+            data.
     """
 
     latency: float
@@ -54,6 +55,11 @@ class Level:
     copying: float = 0.0
     wire: float = 0.0
     window: int = NEVER
+
+    def carries(self, nbytes: int, *, both_ways: bool) -> float:
+        """Return the seconds of a message on the wire, whose other way may be busy."""
+        waiting = max(0, nbytes - self.window) if both_ways else 0
+        return (nbytes + waiting) * self.wire
 
 
 @dataclass(frozen=True)
@@ -275,20 +281,17 @@ class Player:
             assert message.posted_at is not None
             asked = level.latency if self._machine.buffered else 0.0
             start = max(start + asked, message.posted_at) + asked
-        busy = message.nbytes * level.wire
         if self._hosts[source] != self._hosts[target]:
             here, there = self._hosts[source], self._hosts[target]
             start = max(start, self._egress[here])
-            if (
-                message.nbytes > level.window
-                and max(self._ingress[here], self._egress[there]) > start + level.latency
-            ):
-                busy *= 2  # acknowledgements and data of the other way wait for each other
+            # Acknowledgements and data of the other way wait for each other.
+            both_ways = max(self._ingress[here], self._egress[there]) > start + level.latency
+            busy = level.carries(message.nbytes, both_ways=both_ways)
             self._egress[here] = start + busy
             first = max(start + level.latency, self._ingress[there])
             self._ingress[there] = message.arrival = first + busy
         else:
-            message.arrival = start + level.latency + busy
+            message.arrival = start + level.latency + level.carries(message.nbytes, both_ways=False)
         self._finish(message.sent, message.sent_at if eager else message.arrival, 0.0)
 
     def _finish(self, line: tuple[int, int], at: float, work: float) -> None:

@@ -1,49 +1,45 @@
 """Subject "simulate": what collectives would take on many hosts, by a model of cores and links.
 
 Schedules of up to RECORDED ranks are recorded and played (schedules.py). Larger worlds, in equal
-blocks, are composed: a hierarchical call of its parts, of which the part between hosts is recorded;
-a flat one of its rounds, which tests compare with recordings. The constants and the cells that were
-compared with measurements come from a file that scripts/validate-model writes.
+blocks, have closed forms (closed_forms.py). The constants and the cells that were compared with
+measurements come from a file that scripts/validate-model writes.
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
-import functools
 import importlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cydist.bench import report
+from cydist.bench.closed_forms import (
+    HIERARCHICAL,
+    Key,
+    NotPricedError,
+    by_rounds,
+    hierarchical,
+    rounds,
+)
 from cydist.bench.job import rate
 from cydist.bench.options import checked, local_parser, size
 from cydist.bench.plot import size_text
-from cydist.bench.schedules import (
-    EAGER_BYTES,
-    SEGMENT_BYTES,
-    WHOLE,
-    Level,
-    Line,
-    Machine,
-    play,
-    play_in_a_row,
-    record,
-)
+from cydist.bench.schedules import WHOLE, Level, Machine, play, play_in_a_row, record
 from cydist.tuning import table as tuning_table
 
 RECORDED = 1024
-MOST_RECORDED_ACROSS = 256
 MOST_MESSAGES = 300_000  # of a recording; more take longer than a table is worth
 TOLERANCE = 0.3
 # How long waits keep a core, by src/transports/stream/stream_progress.pyx and the upper end of what
 # cydist/_native/sync.pxd says of SPINS.
 SPIN, SPIN_TOGETHER = 200e-6, 50e-6
 NEAR = 8  # a size is validated by a cell of at most so many times its bytes, or by so many less
+OPS = "all_reduce,broadcast,all_gather,reduce_scatter,barrier"
 SIZES = "8,1Ki,64Ki,1Mi,16Mi,128Mi"
 EPILOG = """
 A call is priced if the file of constants has measured cells of the same collective, algorithm, kind
@@ -55,7 +51,6 @@ of --latency, --overhead, --copying and --rate.
 scripts/validate-model measures constants and cells on namespaces of this machine.
 """
 
-Key = tuple[str, str]
 # Seconds by number of bytes, of a collective of so many ranks through windows.
 Local = Mapping[tuple[str, int], Sequence[tuple[int, float]]]
 
@@ -142,142 +137,6 @@ def load(path: str) -> Constants:
         raise ValueError(f"{path}: {error}") from None
 
 
-# What a hierarchical call in equal blocks is made of, for `n` bytes and `each` ranks on a host:
-# (where, collective, bytes, how many ranks of a host do it at once). "across" is between hosts.
-Part = tuple[str, str, int, int]
-COMPOSED: dict[Key, Callable[[int, int], list[Part]]] = {
-    ("barrier", "leaders"): lambda n, each: [
-        ("local", "barrier", 0, each), ("across", "barrier", 0, 1), ("local", "barrier", 0, each)],
-    ("broadcast", "leaders"): lambda n, each: [
-        ("across", "broadcast", n, 1), ("local", "broadcast", n, each)],
-    ("reduce", "leaders"): lambda n, each: [
-        ("local", "reduce", n, each), ("across", "reduce", n, 1)],
-    ("all_reduce", "leaders"): lambda n, each: [
-        ("local", "reduce", n, each), ("across", "all_reduce", n, 1),
-        ("local", "broadcast", n, each)],
-    ("all_reduce", "lanes"): lambda n, each: [
-        ("local", "reduce_scatter", n, each), ("across", "all_reduce", n // each, each),
-        ("local", "all_gather", n, each)],
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Rounds in which each rank sends one message and receives one.
-
-    Attributes:
-        pattern: "exchange": with rank xor distance; "shift": to rank + distance, which doubles;
-            "ring": to the next rank, what came from the one before.
-        count: How many rounds.
-        distance: In ranks.
-        nbytes: Of each message.
-    """
-
-    pattern: str
-    count: int
-    distance: int
-    nbytes: int
-
-    def seconds(self, each: int, machine: Machine) -> float:
-        """Return what they take in blocks of `each` ranks on a host."""
-        inner = _one_way(machine.inside, self.nbytes, 1)
-        outer = _one_way(machine.between, self.nbytes, min(self.distance, each))
-        if self.pattern == "ring":  # the longest chain goes round, and enters each host once
-            entries = math.ceil(self.count / each)
-            chain = entries * outer + (self.count - entries) * inner
-            # And each host's wire carries a message of every round.
-            return max(
-                chain, self.count * self.nbytes * _wire(machine.between, self.nbytes) + outer
-            )
-        return self.count * (outer if self.distance >= each else inner)
-
-
-def _one_way(level: Level, nbytes: int, at_once: int) -> float:
-    """Return the seconds of a message, one of `at_once` that share a wire."""
-    asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
-    ends = 2 * (level.overhead + nbytes * level.copying)
-    return ends + asked + level.latency + at_once * nbytes * _wire(level, nbytes)
-
-
-def _wire(level: Level, nbytes: int) -> float:
-    """Return the seconds of a byte on a link that is busy both ways."""
-    return level.wire * (2 if nbytes > level.window else 1)
-
-
-def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
-    """Return the rounds of a flat algorithm on 2**k ranks.
-
-    None if it has no such rounds: then a larger world is not priced.
-    """
-    doubling = [1 << i for i in range((p - 1).bit_length())]
-    if p & (p - 1):
-        return None
-    if key == ("barrier", "dissemination"):
-        return [Rounds("shift", 1, d, 0) for d in doubling]
-    if key == ("all_reduce", "doubling"):
-        return [Rounds("exchange", 1, d, n) for d in doubling]
-    if key in (("all_gather", "bruck"), ("reduce_scatter", "bruck")):
-        return [Rounds("shift", 1, d, d * (n // p)) for d in doubling]
-    if n // p <= SEGMENT_BYTES:
-        if key == ("all_reduce", "ring"):
-            return [Rounds("ring", 2 * (p - 1), 1, n // p)]
-        if key in (("all_gather", "ring"), ("reduce_scatter", "ring")):
-            return [Rounds("ring", p - 1, 1, n // p)]
-    return None
-
-
-def by_rounds(many: Sequence[Rounds], each: int, machine: Machine) -> float:
-    """Return the seconds of all rounds."""
-    seconds = sum(some.seconds(each, machine) for some in many)
-    if inside := [some for some in many if some.pattern == "shift" and some.distance < each]:
-        # A chain of messages leaves its host once in the rounds that are mostly inside hosts.
-        some = inside[-1]
-        seconds += _one_way(machine.between, some.nbytes, some.distance)
-        seconds -= _one_way(machine.inside, some.nbytes, 1)
-    return seconds
-
-
-@functools.lru_cache(maxsize=64)
-def _alone(collective: str, ranks: int, nbytes: int) -> list[list[Line]]:
-    """Return the recorded call of ranks that share no memory, by the algorithm that it takes."""
-    return record(collective, _name_alone(collective, ranks, nbytes), range(ranks), nbytes)
-
-
-def _name_alone(collective: str, ranks: int, nbytes: int) -> str:
-    even = collective not in (*tuning_table.UNSIZED, "all_to_all")
-    return tuning_table.choose(collective, nbytes, ranks, False, even=even, commutative=True)
-
-
-def composed(
-    key: Key, nbytes: int, hosts: int, each: int, machine: Machine, windows: bool
-) -> float:
-    """Return the seconds of a hierarchical call in equal blocks, as the sum of its parts."""
-    seconds = 0.0
-    for where, collective, part, at_once in COMPOSED[key](nbytes, each):
-        if where == "local" and windows:
-            seconds += machine.together(collective, each, part)
-        elif where == "local":
-            seconds += play(_alone(collective, each, part), [0] * each, machine)
-        else:
-            shared = replace(machine.between, wire=at_once * machine.between.wire)
-            seconds += _across(collective, hosts, part, replace(machine, between=shared))
-    return seconds
-
-
-def _across(collective: str, hosts: int, nbytes: int, machine: Machine) -> float:
-    """Return the seconds of a call of one rank on each host: recorded, or of many hosts by its
-    rounds, of which a ring has millions."""
-    name = _name_alone(collective, hosts, nbytes)
-    many = rounds((collective, name), hosts, nbytes) if hosts > MOST_RECORDED_ACROSS else None
-    if many is not None:
-        return by_rounds(many, 1, machine)
-    return play(_alone(collective, hosts, nbytes), range(hosts), machine)
-
-
-class NotPricedError(ValueError):
-    """The model has no price for a call; the text says why."""
-
-
 def price(
     key: Key, nbytes: int, hosts: int, ranks: int, machine: Machine, *, windows: bool,
     places: Sequence[int] | None = None, in_a_row: bool = False,
@@ -297,18 +156,18 @@ def price(
     Raises NotPricedError.
     """
     collective, name = key
-    hierarchical = bool(tuning_table.NEEDS[key] & tuning_table.HOSTS)
+    on_hosts = bool(tuning_table.NEEDS[key] & tuning_table.HOSTS)
     each = ranks // hosts
     try:
         if places is not None:
-            logs = record(collective, name, places, nbytes, together=hierarchical and windows)
+            logs = record(collective, name, places, nbytes, together=on_hosts and windows)
             if sum(map(len, logs)) > MOST_MESSAGES:
                 raise NotPricedError("too many messages to play")
             how = play_in_a_row if in_a_row else play
             return how(logs, places, machine)
-        if hierarchical and key in COMPOSED:
-            return composed(key, nbytes, hosts, each, machine, windows)
-        many = None if hierarchical else rounds(key, ranks, nbytes)
+        if key in HIERARCHICAL:
+            return hierarchical(key, nbytes, hosts, each, machine, windows)
+        many = None if on_hosts else rounds(key, ranks, nbytes)
         if many is not None:
             return by_rounds(many, each, machine)
     except KeyError as missing:
@@ -334,7 +193,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--ranks", type=int, default=64, help="of the job (64)")
     add("--hosts", type=int, default=8, help="in equal blocks (8)")
     ops = [op for op in tuning_table.COLLECTIVES if algorithms(op)]
-    add("--ops", default="all_reduce,broadcast,all_gather,barrier", help=f"of {','.join(ops)}")
+    add("--ops", default=OPS, help=f"of {','.join(ops)}")
     add("--sizes", default=SIZES, help=f"bytes of a call ({SIZES})")
     add("--constants", metavar="FILE", help="written by scripts/validate-model")
     add("--rate", metavar="RATE", help="of a host's link, such as 1gbit")
@@ -467,6 +326,8 @@ def draw(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> None:
         picture.grid(True, alpha=0.3)
         if picture.has_data():
             picture.legend(fontsize=7)
+    for unused in axes.flat[len(ops) :]:
+        unused.remove()
     for line in axes:
         line[0].set_ylabel("us, by the model")
     figure.suptitle(f"{given.ranks} ranks on {given.hosts} hosts, not measured", fontsize=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,15 @@ from typing import Any
 import pytest
 
 from cydist.bench import __main__ as bench
+from cydist.bench.closed_forms import (
+    HIERARCHICAL,
+    RINGS_OF_HOSTS,
+    NotPricedError,
+    hierarchical,
+    rounds,
+)
 from cydist.bench.schedules import Level, Line, Machine, play, record
-from cydist.bench.simulate import COMPOSED, Constants, algorithms, composed, load, price, rounds
+from cydist.bench.simulate import Constants, algorithms, load, price
 
 INSIDE = Level(1e-6, 1e-6, 1e-10, 1e-10)
 BETWEEN = Level(10e-6, 2e-6, 1e-10, 1e-9)
@@ -19,12 +27,15 @@ MACHINE = Machine(INSIDE, BETWEEN, lambda collective, ranks, nbytes: 3e-6 + nbyt
 WINDOWED = replace(MACHINE, between=replace(BETWEEN, window=1 << 14))
 FLAT = [("barrier", "dissemination"), ("all_reduce", "doubling"), ("all_reduce", "ring"),
         ("all_gather", "bruck"), ("all_gather", "ring"), ("reduce_scatter", "ring"),
-        ("reduce_scatter", "bruck")]  # fmt: skip
+        ("reduce_scatter", "bruck"), ("all_reduce", "halving_doubling"), ("broadcast", "tree"),
+        ("broadcast", "ring"), ("all_to_all", "bruck")]  # fmt: skip
 
 
 PLACES = {"1+1": [0, 1], "2+2": [0, 0, 1, 1], "round-robin": [0, 1, 0, 1], "3+1": [0, 0, 0, 1],
-          "1+2+1": [0, 1, 1, 2]}  # fmt: skip
-WITHIN = 63, 104
+          "1+2+1": [0, 1, 1, 2], "2+2+2": [0, 0, 1, 1, 2, 2],
+          "4+4": [0, 0, 0, 0, 1, 1, 1, 1]}  # fmt: skip
+WITHIN = 490, 840
+WITHIN_AT_THE_WIRE = 68, 72
 
 
 def blocks(hosts: int, each: int) -> list[int]:
@@ -103,24 +114,25 @@ def test_hosts_with_many_ranks_do_not_spin() -> None:
     assert play(PAIRS, [0, 0, 1, 1], machine) == pytest.approx(8.0)
 
 
-@pytest.mark.parametrize(("nbytes", "factor"), [(1 << 16, 1), (1 << 20, 2)], ids=["short", "long"])
-def test_both_ways_of_a_link_slow_each_other(nbytes: int, factor: int) -> None:
-    """Messages above the window take twice the wire's time where the other way is busy."""
+@pytest.mark.parametrize("beyond", [0, 1 << 20], ids=["short", "long"])
+def test_both_ways_of_a_link_slow_each_other(beyond: int) -> None:
+    """What is beyond the window takes twice the wire's time where the other way is busy."""
+    nbytes = (1 << 16) + beyond
     logs = [
         [(what, peer, step, nbytes, request) for what, peer, step, _, request in log]
         for log in PAIRS[:2]
     ]
     link = Level(0.0, 0.0, wire=1e-6, window=1 << 16)
     found = play(logs, [0, 1], Machine(link, link))
-    assert found == pytest.approx(factor * nbytes * 1e-6)
+    assert found == pytest.approx((nbytes + beyond) * 1e-6)
 
 
 MEASURED = Path(__file__).resolve().parents[2] / "docs/figures/measurements/hosts_model.json"
 
 
 def test_the_model_says_what_the_documents_say() -> None:
-    """So many of the saved cells that no constant was fitted to are within 30 %, as in
-    docs/dev/algorithms.md, and all of 1 MiB at 1 Gbit/s; the file has today's predictions."""
+    """Those of the saved cells that no constant was fitted to are within 30 % as often as in
+    docs/dev/algorithms.md; the file has today's predictions."""
     known = load(str(MEASURED))
     held = [cell for cell in known.cells if not cell["fitted"]]
     for cell in held:
@@ -133,13 +145,25 @@ def test_the_model_says_what_the_documents_say() -> None:
         assert predicted == pytest.approx(cell["predicted"], rel=1e-3)
         assert cell["within"] == (abs(predicted - cell["measured"]) <= 0.3 * cell["measured"])
     assert (sum(cell["within"] for cell in held), len(held)) == WITHIN
-    long = [cell for cell in known.cells if cell["rate"] and cell["bytes"] == 1 << 20]
-    assert all(cell["within"] for cell in long)
 
 
-@pytest.mark.parametrize("key", FLAT, ids="-".join)
+def test_the_model_holds_for_long_calls_of_more_ranks() -> None:
+    """Most calls of 6 and 8 ranks of 256 KiB and more at 1 Gbit/s are within 30 %."""
+    long = [
+        cell["within"]
+        for cell in load(str(MEASURED)).cells
+        if len(PLACES[cell["placement"]]) > 4 and cell["rate"] and cell["bytes"] > 1 << 17
+    ]
+    assert (sum(long), len(long)) == WITHIN_AT_THE_WIRE
+
+
+@pytest.mark.parametrize(
+    ("key", "nbytes"),
+    [*itertools.product(FLAT, [1 << 10, 1 << 20]), (("reduce", "tree"), 1 << 10),
+     (("reduce", "tree"), 1 << 18)],
+    ids=lambda each: "-".join(each) if isinstance(each, tuple) else each,
+)  # fmt: skip
 @pytest.mark.parametrize("shape", [(4, 4), (8, 2), (16, 4)], ids=str)
-@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 20])
 @pytest.mark.parametrize("machine", [MACHINE, WINDOWED], ids=["both ways", "each way in turn"])
 def test_rounds_are_those_of_recordings(
     key: tuple[str, str], shape: tuple[int, int], nbytes: int, machine: Machine
@@ -153,14 +177,48 @@ def test_rounds_are_those_of_recordings(
     assert closed == pytest.approx(recorded, rel=0.2)
 
 
-@pytest.mark.parametrize("key", COMPOSED, ids="-".join)
+@pytest.mark.parametrize("key", sorted(HIERARCHICAL), ids="-".join)
 @pytest.mark.parametrize("windows", [True, False], ids=["windows", "messages"])
 @pytest.mark.parametrize("nbytes", [1 << 10, 1 << 20])
 def test_parts_make_the_whole(key: tuple[str, str], windows: bool, nbytes: int) -> None:
     """A composed price is within 20 % of the recording of all ranks."""
     places = blocks(8, 4)
     recorded = play(record(*key, places, nbytes, together=windows), places, MACHINE)
-    assert composed(key, nbytes, 8, 4, MACHINE, windows) == pytest.approx(recorded, rel=0.2)
+    assert hierarchical(key, nbytes, 8, 4, MACHINE, windows) == pytest.approx(recorded, rel=0.2)
+
+
+BUSY = replace(MACHINE, together=lambda collective, ranks, nbytes: 50e-6 + nbytes * 1e-9)
+
+
+@pytest.mark.parametrize("key", sorted(RINGS_OF_HOSTS), ids="-".join)
+@pytest.mark.parametrize("shape", [(4, 4), (8, 2), (16, 4)], ids=str)
+@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 17, 1 << 22])
+@pytest.mark.parametrize("machine", [MACHINE, WINDOWED, BUSY], ids=["idle", "in turn", "busy"])
+def test_rings_of_hosts_are_those_of_recordings(
+    key: tuple[str, str], shape: tuple[int, int], nbytes: int, machine: Machine
+) -> None:
+    """The wire, the latency or what the ranks of a host do meanwhile decides how fast blocks go
+    round; each is within 20 % of a recording."""
+    hosts, each = shape
+    places = blocks(hosts, each)
+    recorded = play(record(*key, places, nbytes, together=True), places, machine)
+    closed = hierarchical(key, nbytes, hosts, each, machine, windows=True)
+    assert closed == pytest.approx(recorded, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("key", "nbytes"),
+    [
+        (("gather", "linear"), 1 << 20),
+        (("scan", "dissemination"), 8),
+        (("reduce", "leaders"), 1 << 30),
+    ],
+    ids=["a block for each rank", "not in rounds", "too long to record"],
+)
+def test_calls_without_a_closed_form(key: tuple[str, str], nbytes: int) -> None:
+    """In a large world they have no price, and the error says why."""
+    with pytest.raises(NotPricedError, match=r"no closed form|too many messages"):
+        price(key, nbytes, 1024, 4096, MACHINE, windows=True)
 
 
 def constants(path: Path, changes: dict[str, Any]) -> str:
