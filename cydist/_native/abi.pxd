@@ -141,6 +141,7 @@ ctypedef struct Flags:          # the head of a window; each word on its own cac
 cdef enum:
     TINY_BYTES = 16             # data up to this size travel in the head's own line
     KNOWN_ARRAYS = 8            # of a rank, that others can reach
+    CALL_LENGTHS = 8            # classes of them: up to 32 KiB, 64 KiB and so on
 
 ctypedef struct Head:           # of a step: one line, directly before its data if they are short
     uint64_t posted             # 1 + the step that was written here last, wherever its data are
@@ -191,6 +192,8 @@ ctypedef struct Windows:
     int reachable               # 1 if all ranks can do so, else -1; 0: not tried yet
     const char *known[KNOWN_ARRAYS]     # ends of those of this rank's arrays that others can reach
     int next_known
+    # How many calls of a collective and length take the fallback without agreement.
+    uint8_t[COLLECTIVES][CALL_LENGTHS] fallbacks
 
 
 # The head that a rank writes in a step.

@@ -11,8 +11,9 @@ differ.
 With "adaptive", one rank also says no when the fallback is the faster way. How fast a core reads
 what another has written depends on where the host places them, and may change from one second to
 the next; so does writing what another has read. That rank measures both ways, from when all ranks
-have arrived. It tries the slower way again after 32 times as long as that takes. The bits are the
-same.
+have arrived. It tries the slower way again, in eight calls, after 256 times as long as one takes.
+Where the fallback is faster, and all ranks know the call's length, the rank says so for the next 32
+calls of that length, and they take no step to agree. The bits are the same.
 
 A failing rank must not return arrays while other ranks access them: they would read data that it
 did not give, or overwrite what it does next. So it revokes access and waits for accesses that have

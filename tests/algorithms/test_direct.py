@@ -92,6 +92,21 @@ def test_adaptive_choice(worlds: Worlds, collective: str, size: int) -> None:
         world.groups = groups
 
 
+@pytest.mark.parametrize("size", [2, 3], ids=lambda size: f"{size}ranks")
+def test_adaptive_choices_agree(worlds: Worlds, size: int) -> None:
+    """Ranks go the same way in hundreds of calls, of other lengths and collectives in between: some
+    begin with a step to agree and some with none, as the rank that decides has measured."""
+    world = worlds(size)
+    cases = [
+        Case(collective, size, count, root=size - 1)
+        for collective in ("all_reduce", "all_gather", "broadcast")
+        for count in (9_000, 20_001)
+    ]
+    for turn in range(60):
+        for case in cases if turn % 5 == 0 else [cases[turn % len(cases)]] * 8:
+            case.check(world.run(case, "adaptive", segment=1 << 18))
+
+
 def all_reduce(group: _native.Group, array: np.ndarray, seq: int) -> None:
     native = _native.asarray(array)
     group.run(

@@ -1,8 +1,8 @@
 """Access to other ranks' arrays during a call; cydist/_native/exposure.pxd explains it."""
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from cydist._native.abi cimport (
-    COLLECTIVES, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
+    CALL_LENGTHS, COLLECTIVES, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
     Block, Call, Comm, Windows, has_even_blocks, head_of, now_ns,
     patiently, slice_end,
 )
@@ -20,6 +20,7 @@ cdef enum:
     NEGOTIATED_BYTES = 65536
     NO = 1                      # the values of a step's note
     YES = 2
+    NOT_FOR_A_WHILE = 3         # of the rank that decides: nor in the next calls
 
 cdef uint64_t ALL_RANKS = ~0ULL     # Flags.visiting: several peers
 
@@ -33,9 +34,13 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     cdef bint usable = False
     cdef bint early = local_work != NULL and first[0].nbytes >= STREAM_BYTES
     cdef Trial *trial
+    cdef uint8_t *left = fallbacks_left(t, c, first[0].nbytes * firsts)
     cdef int64_t began = 0
     cdef int i, status = OK
     patiently(c)
+    if left != NULL and left[0] > 0:
+        left[0] -= 1
+        return c.fallback(t, c)
     a.scratch = scratch_slots(t, c)
     if a.scratch > 0 and t.windows.reachable == 0:
         status = probe_reachability(t, c)
@@ -47,7 +52,7 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     a.next_check = now_ns() + SLICE_NS
     trial = trial_of(t, c, first, firsts)
     status = publish_blocks(t, c, first, firsts, second, seconds,
-                            trial == NULL or should_try_direct(trial, now_ns()))
+                            YES if trial == NULL else way_to_try(trial, now_ns()))
     if status == OK:
         if early:
             local_work(t, c)
@@ -55,6 +60,8 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     if status == OK:
         began = now_ns()
         usable = all_agree(t, a.step)
+        if left != NULL and call_of(t, judge_of(t, c), a.step).note == NOT_FOR_A_WHILE:
+            left[0] = FALLBACKS
         if not usable:
             status = consume(t, c, a.step + 1, True)
         else:
@@ -126,7 +133,7 @@ cdef int probe_reachability(Comm *t, Call *c) noexcept nogil:
     if status == OK:
         status = acquire_slot(t, c, step + 1, 0)
     if status == OK:
-        vote(t, c, step + 1, yes)
+        vote(t, c, step + 1, YES if yes else NO)
         status = wait_for_all(t, c, step + 1)
     if status == OK:
         t.windows.reachable = 1 if all_agree(t, step + 1) else -1
@@ -135,8 +142,8 @@ cdef int probe_reachability(Comm *t, Call *c) noexcept nogil:
     return status
 
 
-cdef inline void vote(Comm *t, Call *c, uint64_t step, bint yes) noexcept nogil:
-    head_of(t.windows, t.rank, step).call.note = YES if yes else NO
+cdef inline void vote(Comm *t, Call *c, uint64_t step, int note) noexcept nogil:
+    head_of(t.windows, t.rank, step).call.note = note
     publish(t, c, step, 0)
 
 
@@ -149,10 +156,11 @@ cdef bint all_agree(Comm *t, uint64_t step) noexcept nogil:
 
 
 cdef int publish_blocks(Comm *t, Call *c, const Block *first, int firsts, const Block *second,
-                        int seconds, bint yes) noexcept nogil:
-    """Publish where these blocks are, and whether this rank agrees to exposure."""
+                        int seconds, int note) noexcept nogil:
+    """Publish where these blocks are, and whether this rank agrees to exposure if it can."""
     cdef uint64_t step = t.windows.step
     cdef Block *table = <Block *>slot_of(t, t.rank, step)
+    cdef bint yes = True
     cdef int i
     cdef int status = acquire_slot(t, c, step, t.windows.slot_bytes)
     if status != OK:
@@ -163,7 +171,7 @@ cdef int publish_blocks(Comm *t, Call *c, const Block *first, int firsts, const 
         if i > 0 and table[i - 1].ptr + table[i - 1].nbytes != table[i].ptr:
             yes = yes and is_cpu_memory(t, table[i - 1])
     yes = yes and is_cpu_memory(t, table[firsts + seconds - 1])
-    vote(t, c, step, yes)
+    vote(t, c, step, note if yes else NO)
     return OK
 
 
@@ -210,46 +218,69 @@ cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
 
 cdef enum:
     GROUPS = 16                 # groups whose comm ids agree in four bits share a Trial
-    LENGTHS = 8                 # classes of call lengths: up to 32 KiB, 64 KiB and so on
     SHORTEST_BYTES = 32768
-    PATIENCE = 32               # the slower way is tried again after this many times its time,
+    PATIENCE = 256              # the slower way is tried again after this many times its time,
     LONGEST_NS = 1000000000     # at most this long: a stopped rank may have made that time long
+    TRIES = 8                   # in so many calls: the first of them find their memory in no cache
+    FALLBACKS = 32              # calls without agreement, once the fallback is known to be faster
+    AGREEMENT_NS = 10000        # what that saves, about, where cores are far apart
 
 
 ctypedef struct Trial:          # measurements of calls of one collective and length
     int64_t direct_ns           # their approximate time, each way; 0: not tried
     int64_t fallback_ns
     int64_t again_ns            # when to try the slower way next
+    int tries                   # how many of the next calls try one way,
+    bint tries_direct           # and which
 
 
-cdef Trial trials[GROUPS][COLLECTIVES][LENGTHS]     # for the calls that this process decides
+cdef Trial trials[GROUPS][COLLECTIVES][CALL_LENGTHS]     # for the calls that this process decides
+
+
+cdef int judge_of(const Comm *t, const Call *c) noexcept nogil:
+    """Return the rank that decides. It needs others' data, so it ends late either way."""
+    if c.fingerprint.collective == REDUCE:
+        return c.root
+    return t.size - 1 if c.root != t.size - 1 else 0
+
+
+cdef int length_class(size_t nbytes) noexcept nogil:
+    cdef int length = 0
+    while length < CALL_LENGTHS - 1 and nbytes > <size_t>SHORTEST_BYTES << length:
+        length += 1
+    return length
+
+
+cdef uint8_t *fallbacks_left(Comm *t, const Call *c, size_t nbytes) noexcept nogil:
+    """Return how many such calls take the fallback without agreement: the same on all ranks. NULL
+    for calls whose length not all ranks know."""
+    if not c.adaptive or not has_even_blocks(t, c):
+        return NULL
+    return &t.windows.fallbacks[c.fingerprint.collective][length_class(nbytes)]
 
 
 cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noexcept nogil:
     """Return the measurements of such calls if this rank decides the way, or NULL."""
-    cdef int collective = c.fingerprint.collective
-    cdef size_t nbytes = firsts * first[0].nbytes
-    cdef int length = 0
-    # The rank that decides needs others' data, so it ends late either way.
-    cdef int judge = t.size - 1 if c.root != t.size - 1 else 0
-    if collective == REDUCE:
-        judge = c.root
-    if (t.rank != judge or not c.adaptive
+    if (t.rank != judge_of(t, c) or not c.adaptive
             or mapped_address(t, t.rank, first[0].ptr, first[0].nbytes) != NULL):
         return NULL
-    while length < LENGTHS - 1 and nbytes > <size_t>SHORTEST_BYTES << length:
-        length += 1
-    return &trials[t.comm_id % GROUPS][collective][length]
+    return &trials[t.comm_id % GROUPS][c.fingerprint.collective][
+        length_class(firsts * first[0].nbytes)]
 
 
-cdef bint should_try_direct(Trial *trial, int64_t now) noexcept nogil:
-    cdef bint slower = trial.direct_ns > trial.fallback_ns
+cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
+    """Return whether to agree to exposure: what was faster, or the other way now and then."""
+    cdef bint slower = trial.direct_ns + AGREEMENT_NS > trial.fallback_ns
     if trial.direct_ns == 0 or trial.fallback_ns == 0:
-        return trial.direct_ns == 0
-    if now < trial.again_ns:
-        return not slower
-    trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.fallback_ns), LONGEST_NS)
-    return slower
+        return YES if trial.direct_ns == 0 else NO
+    if trial.tries == 0 and now < trial.again_ns:
+        return NOT_FOR_A_WHILE if slower else YES
+    if trial.tries == 0:
+        trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.fallback_ns), LONGEST_NS)
+        trial.tries = TRIES
+        trial.tries_direct = slower
+    trial.tries -= 1
+    return YES if trial.tries_direct else NO
 
 
 cdef void record_time(int64_t *average_ns, int64_t began) noexcept nogil:
