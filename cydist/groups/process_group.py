@@ -31,10 +31,10 @@ from cydist.errors import (
     without_traceback,
 )
 from cydist.executor import Serial
+from cydist.group_names import GroupName
 from cydist.groups import derived
 from cydist.groups.group_calls import GroupCalls
 from cydist.reduce_ops import Op
-from cydist.titles import description_of
 from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration
 from cydist.work import Work
 
@@ -126,8 +126,7 @@ class ProcessGroup(GroupCalls):
     ) -> None:
         self._rank = rank
         self._size = size
-        self.group_name = name
-        self.group_desc = description_of(name)
+        self.group_name = GroupName(name)
         self.ranks: tuple[int, ...] = tuple(range(size)) if ranks is None else tuple(ranks)
         self.backend = backend
         self.timeout: float = duration(timeout)

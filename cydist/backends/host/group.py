@@ -47,11 +47,11 @@ from cydist.errors import (
     rank_text,
     status_of,
 )
+from cydist.group_names import GroupName
 from cydist.groups.derived import other_ranks
 from cydist.groups.process_group import ProcessGroup
 from cydist.logs import DEBUG, Log
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
-from cydist.titles import describe_group
 from cydist.tuning import table as tuning_table
 from cydist.waiting import duration
 from cydist.work import Work
@@ -265,8 +265,8 @@ class HostGroup(ProcessGroup):
                 self.group_name, self.ranks,
             )  # fmt: skip
         members = self._membership.agree(excluded, deadline)
-        name = f"{self.group_name}:shrunk"
-        describe_group(name, self.group_desc)  # it takes this one's place
+        # It takes this one's place, so it is called the same.
+        name = GroupName(f"{self.group_name}:shrunk", self.group_desc)
         return self.subgroup(members, name, self.timeout)
 
     def leave_job(self, now: float) -> None:

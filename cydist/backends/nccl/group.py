@@ -38,10 +38,10 @@ from cydist.backends.nccl.streams import GroupStreams
 from cydist.backends.nccl.watchdog import StreamCall
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
+from cydist.group_names import group_title
 from cydist.groups.consistency import describe
 from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, op_and_factor
-from cydist.titles import group_title
 from cydist.work import Work
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from cydist.api.process_groups import apply_settings
 from cydist.backends.host.addresses import where_to_listen
+from cydist.group_names import DEFAULT_GROUP
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World
 from cydist.interop.torch.group import DEVICES, Group
 from cydist.rendezvous.handlers import rendezvous_through
 from cydist.stores import PrefixStore
 from cydist.stores.membership_store import close_on_error
-from cydist.titles import DEFAULT_GROUP
 from cydist.tuning import file as tuning_file
 from cydist.waiting import duration
 
