@@ -25,7 +25,7 @@ from cydist import config
 from cydist._native import cgroup_left
 from cydist.api import object_codec
 from cydist.api.arguments import root_rank
-from cydist.api.collectives import all_gather, broadcast, gather, scatter
+from cydist.api.collectives import all_gather
 from cydist.api.dispatch import Timeout
 from cydist.api.object_tags import TO_ALL, ObjectTags
 from cydist.api.p2p import peer_rank, recv, send
@@ -37,6 +37,7 @@ from cydist.api.process_groups import (
     resolve_group,
     usable_group,
 )
+from cydist.api.rooted_collectives import broadcast, gather, scatter
 from cydist.errors import DistBackendError
 from cydist.executor import Serial
 from cydist.group_names import GroupName, group_title
