@@ -1,8 +1,8 @@
 """Make a group from the store, the rank and the size that torch passes.
 
-The ranks meet as they do under torchrun (cydist/rendezvous/handlers.py): only an address is taken
-from torch's store, and the process there proves that it knows the job's secret. Later groups share
-the connections and the memory of torch's default group, and cause no traffic.
+The ranks meet as they do under torchrun (cydist/rendezvous/shared_address.py): only an address is
+taken from torch's store, and the process there proves that it knows the job's secret. Later groups
+share the connections and the memory of torch's default group, and cause no traffic.
 """
 
 from __future__ import annotations
