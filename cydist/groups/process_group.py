@@ -7,6 +7,9 @@ so that `memoryview(array)` is its bytes. Outputs share no memory with inputs, e
 rank's own block in all_gather, gather and scatter may be both.
 
 Ranks here are group ranks. Collectives block; `execute` decides which thread runs them.
+
+The file is long because a backend's author reads the class as one interface. The bodies of derived
+collectives are in derived.py, the calls under torch's names in group_calls.py.
 """
 
 from __future__ import annotations
