@@ -31,15 +31,11 @@ from cydist.api.collectives import (
     all_to_all,
     all_to_all_single,
     barrier,
-    broadcast,
     exscan,
-    gather,
-    reduce,
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
     scan,
-    scatter,
 )
 from cydist.api.monitored_barrier import monitored_barrier
 from cydist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
@@ -63,6 +59,7 @@ from cydist.api.process_groups import (
     new_group,
     shrink_group,
 )
+from cydist.api.rooted_collectives import broadcast, gather, reduce, scatter
 from cydist.api.shared_arrays import empty_shared, is_shared
 from cydist.config import __version__ as __version__
 from cydist.errors import (

@@ -38,7 +38,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from cydist import config
-from cydist.titles import group_title
+from cydist.group_names import group_title
 
 if TYPE_CHECKING:
     from cydist._native import CallError

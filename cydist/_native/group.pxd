@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cydist._native.abi cimport Block, Call, Comm, Link
 from cydist._native.algorithm_table cimport Choice, ChosenAlgorithms
 from cydist._native.control_plane cimport CALL_BYTES, ControlMessage, ControlPlane
-from cydist._native.call_queue cimport CallQueue
+from cydist._native.call_queue cimport CallQueue, CallRecord
 
 cdef class Group:
     cdef readonly Link link
@@ -22,7 +22,8 @@ cdef class Group:
     cdef bint asked_for_windows
     cdef uint64_t compared_after    # the number of the last call that `part` compared
     cdef ControlPlane control_plane
-    cdef char part_of[CALL_BYTES]   # the call, in words, whose parts run now; "": calls run whole
+    cdef readonly CallRecord whole  # the call whose parts run now; None: calls run whole
+    cdef char part_of[CALL_BYTES]   # the same, in words for other ranks
 
     cpdef close(self)
     # Run one collective: see the body.

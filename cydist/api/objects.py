@@ -25,7 +25,7 @@ from cydist import config
 from cydist._native import cgroup_left
 from cydist.api import object_codec
 from cydist.api.arguments import root_rank
-from cydist.api.collectives import all_gather, broadcast, gather, scatter
+from cydist.api.collectives import all_gather
 from cydist.api.dispatch import Timeout
 from cydist.api.object_tags import TO_ALL, ObjectTags
 from cydist.api.p2p import peer_rank, recv, send
@@ -37,10 +37,11 @@ from cydist.api.process_groups import (
     resolve_group,
     usable_group,
 )
+from cydist.api.rooted_collectives import broadcast, gather, scatter
 from cydist.errors import DistBackendError
 from cydist.executor import Serial
+from cydist.group_names import GroupName, group_title
 from cydist.groups.process_group import ProcessGroup
-from cydist.titles import describe_group, group_title
 from cydist.waiting import seconds
 from cydist.work import Work
 
@@ -161,8 +162,8 @@ def _companion(group: ProcessGroup) -> tuple[ProcessGroup, Serial]:
     """Return the group that carries a group's asynchronous calls, and the order that they run in.
     The first such call makes them. If the backend cannot split a group off, the members meet."""
     if group.companion is None:
-        name, limit = f"{group.group_name}/{COMPANION}", group.timeout
-        describe_group(name, group.group_desc)
+        name = GroupName(f"{group.group_name}/{COMPANION}", group.group_desc)
+        limit = group.timeout
         made = group.subgroup(range(group.size()), name, limit)
         if made is None:
             world = current_world()

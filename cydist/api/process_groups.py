@@ -21,10 +21,10 @@ from cydist import config, logs
 from cydist._native import arm_failpoint, begin_counters_at, fast_collectives, use_isa
 from cydist.api import torch_hints
 from cydist.errors import DistBackendError, GroupFailedError, warn_user
+from cydist.group_names import DEFAULT_GROUP, GroupName
 from cydist.groups import registry
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World, typed_errors
-from cydist.titles import DEFAULT_GROUP, describe_group
 from cydist.waiting import DEFAULT_TIMEOUT, seconds
 
 if TYPE_CHECKING:
@@ -439,7 +439,7 @@ def new_group(
     else:
         world.made += 1
         name = f"{world.prefix}{world.made}"
-    describe_group(name, group_desc)
+    name = GroupName(name, group_desc)
     if world.rank not in members:
         if not any(registry.find(each).of_all for each in devices.values()):
             world.groups[DEFAULT_GROUP].announce_request(name, spec)

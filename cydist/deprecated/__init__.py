@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cydist.api import collectives, p2p, process_groups
+from cydist.api import collectives, p2p, process_groups, rooted_collectives
 from cydist.api.multigpu import end_entry_groups
 from cydist.api.process_groups import AnyGroup, group, usable_group
 from cydist.deprecated import mode
@@ -335,7 +335,7 @@ def broadcast(tensor: AnyArray, src: int, group: AnyGroup = None) -> None:
         DistError: The call failed. The group has failed then.
     """
     mode.check_process_group()
-    collectives.broadcast(tensor, src, group)
+    rooted_collectives.broadcast(tensor, src, group)
 
 
 def all_reduce(tensor: AnyArray, op: Op = reduce_op.SUM, group: AnyGroup = None) -> None:
@@ -370,7 +370,7 @@ def reduce(tensor: AnyArray, dst: int, op: Op = reduce_op.SUM, group: AnyGroup =
         DistError: The call failed. The group has failed then.
     """
     mode.check_process_group()
-    collectives.reduce(tensor, dst, op, group)
+    rooted_collectives.reduce(tensor, dst, op, group)
 
 
 def all_gather(tensor_list: Sequence[AnyArray], tensor: AnyArray, group: AnyGroup = None) -> None:
@@ -425,7 +425,7 @@ def gather(tensor: AnyArray, **kwargs: Any) -> None:
         raise RuntimeError("non-empty gather_list can be given only to gather destination")
     else:
         gather_list = None
-    collectives.gather(tensor, gather_list, dst, chosen)
+    rooted_collectives.gather(tensor, gather_list, dst, chosen)
 
 
 def scatter(tensor: AnyArray, **kwargs: Any) -> None:
@@ -463,7 +463,7 @@ def scatter(tensor: AnyArray, **kwargs: Any) -> None:
         raise RuntimeError("non-empty can be given only to scatter source")
     else:
         scatter_list = None
-    collectives.scatter(tensor, scatter_list, src, chosen)
+    rooted_collectives.scatter(tensor, scatter_list, src, chosen)
 
 
 def barrier(group: AnyGroup = None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cydist.api import arguments, collectives
+from cydist.api import arguments, collectives, rooted_collectives
 from cydist.api.arguments import check_op, root_rank
 from cydist.api.multigpu import MultiGpuCall
 from cydist.api.process_groups import AnyGroup, usable_group
@@ -33,12 +33,12 @@ def broadcast_multigpu(
     arrays = arguments.output_list(tensor_list, name, "tensor_list")
     entry = _entry(name, tensor_list, src_tensor)
     if len(arrays) == 1:
-        return collectives.broadcast(tensor_list[0], src, group, async_op)
+        return rooted_collectives.broadcast(tensor_list[0], src, group, async_op)
     if (chosen := usable_group(group, name)) is None:
         return None
     root = root_rank(chosen, name, "src", src, None) * len(arrays) + entry
     return MultiGpuCall(chosen, name, arrays).run(
-        lambda each, i: collectives.broadcast(tensor_list[i], None, each, async_op, root),
+        lambda each, i: rooted_collectives.broadcast(tensor_list[i], None, each, async_op, root),
         tensor_list,
     )
 
@@ -78,12 +78,12 @@ def reduce_multigpu(
     check_op(name, op, arrays[0])
     entry = _entry(name, tensor_list, dst_tensor)
     if len(arrays) == 1:
-        return collectives.reduce(tensor_list[0], dst, op, group, async_op)
+        return rooted_collectives.reduce(tensor_list[0], dst, op, group, async_op)
     if (chosen := usable_group(group, name)) is None:
         return None
     root = root_rank(chosen, name, "dst", dst, None) * len(arrays) + entry
     return MultiGpuCall(chosen, name, arrays).run(
-        lambda each, i: collectives.reduce(tensor_list[i], None, op, each, async_op, root),
+        lambda each, i: rooted_collectives.reduce(tensor_list[i], None, op, each, async_op, root),
         tensor_list,
     )
 

@@ -42,10 +42,16 @@ class ArrayLibrary(ABC):
 
     name: str
     keeps_captured_memory = False  # what is allocated in a capture belongs to the graph
+    arrays_like_cupy = False  # the fast path may read its arrays by the attributes of cupy's
 
     @abstractmethod
     def owns(self, owner: object) -> bool:
         """Return whether this is an array of the library."""
+
+    def computes_bfloat16(self) -> bool:
+        """Return whether the library's functions take arrays of bfloat16. One that needs another
+        package for them looks for that."""
+        return True
 
     @abstractmethod
     def current_stream(self, device: int) -> int:
@@ -230,6 +236,7 @@ class Cupy(ArrayLibrary):
     """cupy, which works on addresses, so it copies arrays of any library."""
 
     name = "cupy"
+    arrays_like_cupy = True
 
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
@@ -243,6 +250,13 @@ class Cupy(ArrayLibrary):
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, self._cupy.ndarray)
+
+    def computes_bfloat16(self) -> bool:
+        try:
+            importlib.import_module("ml_dtypes")  # gives numpy and cupy a dtype of that name
+        except ImportError:
+            return False
+        return True
 
     def current_stream(self, device: int) -> int:
         stream: int = self._cupy.cuda.get_current_stream(device).ptr

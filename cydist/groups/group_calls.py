@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cydist.group_names import GroupName, group_title
 from cydist.reduce_ops import ReduceOp, own_op
-from cydist.titles import group_title
 from cydist.waiting import duration
 from cydist.work import EventWork, Work
 
@@ -94,8 +94,7 @@ class GroupCalls:
     """The calls of torch's ProcessGroup. A backend implements others, such as `run_broadcast`."""
 
     if TYPE_CHECKING:
-        group_name: str
-        group_desc: str
+        group_name: GroupName
         timeout: float
 
         def destroy(self) -> None: ...
@@ -546,7 +545,16 @@ class GroupCalls:
         Returns:
             Such as "the default group" and "group '2'".
         """
-        return group_title(self.group_name, self.group_desc)
+        return group_title(self.group_name)
+
+    @property
+    def group_desc(self) -> str:
+        """Return what the user calls the group.
+
+        Returns:
+            The description that the group was made with, or its name.
+        """
+        return self.group_name.description
 
     def get_group_store(self) -> Store:
         """Return the part of the job's store that belongs to this group's members.

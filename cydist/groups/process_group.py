@@ -7,6 +7,9 @@ so that `memoryview(array)` is its bytes. Outputs share no memory with inputs, e
 rank's own block in all_gather, gather and scatter may be both.
 
 Ranks here are group ranks. Collectives block; `execute` decides which thread runs them.
+
+The file is long because a backend's author reads the class as one interface. The bodies of derived
+collectives are in derived.py, the calls under torch's names in group_calls.py.
 """
 
 from __future__ import annotations
@@ -31,10 +34,10 @@ from cydist.errors import (
     without_traceback,
 )
 from cydist.executor import Serial
+from cydist.group_names import GroupName
 from cydist.groups import derived
 from cydist.groups.group_calls import GroupCalls
 from cydist.reduce_ops import Op
-from cydist.titles import description_of
 from cydist.waiting import DEFAULT_TIMEOUT, LONGEST_TIMEOUT, duration
 from cydist.work import Work
 
@@ -126,8 +129,7 @@ class ProcessGroup(GroupCalls):
     ) -> None:
         self._rank = rank
         self._size = size
-        self.group_name = name
-        self.group_desc = description_of(name)
+        self.group_name = GroupName(name)
         self.ranks: tuple[int, ...] = tuple(range(size)) if ranks is None else tuple(ranks)
         self.backend = backend
         self.timeout: float = duration(timeout)

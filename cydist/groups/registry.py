@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from cydist import config
 from cydist.errors import UnsupportedError
+from cydist.group_names import GroupName
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -515,7 +516,7 @@ def create(name: str, options: BackendOptions, pg_options: object) -> ProcessGro
         )
     made.backend = name
     made.devices = plugin.devices
-    made.group_name = options.group_id
+    made.group_name = GroupName(options.group_id)
     made.timeout = options.timeout
     made.ranks = tuple(options.global_ranks_in_group)
     return made

@@ -25,12 +25,12 @@ from cydist.errors import (
     listed,
     warn_user,
 )
+from cydist.group_names import DEFAULT_GROUP, GroupName, group_title
 from cydist.groups import registry
 from cydist.groups.device_router import DeviceRouter
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.registry import BackendOptions
 from cydist.logs import INFO, Log, use_rank
-from cydist.titles import DEFAULT_GROUP, describe_group, group_title
 
 if TYPE_CHECKING:
     from cydist.stores import MembershipStore
@@ -123,8 +123,7 @@ class World:
             if parent.splits_with_all:
                 parent.split(parts, "", timeout)
             return None
-        name = self.members_name(f"{parent.group_name}/split", members)
-        describe_group(name, description)
+        name = GroupName(self.members_name(f"{parent.group_name}/split", members), description)
         if parent.splits_with_all:
             made = parent.split(parts, name, timeout)
         else:

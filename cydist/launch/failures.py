@@ -12,12 +12,10 @@ from collections.abc import Iterable, Sequence
 
 from cydist.errors import listed
 from cydist.launch.causes import is_secondary_failure
-from cydist.launch.output import TRACEBACK
+from cydist.launch.output import RECENT_SECONDS, TRACEBACK
 from cydist.launch.processes import pretty_exit
 from cydist.launch.workers import Worker
 
-# A traceback that is older than this at the end of its process was only logged.
-RECENT_SECONDS = 5.0
 TAIL_LINES = 20
 TRACEBACK_LINES = 60
 _ERROR_FILE_BYTES = 1 << 20
@@ -60,8 +58,12 @@ def about_to_fail(worker: Worker, now: float) -> bool:
     return worker.running and printed is not None and now - printed < RECENT_SECONDS
 
 
-def account(first: Worker) -> str:
-    """Return which rank failed first, how, and its last words, in whole lines."""
+def account(first: Worker, *, whole: bool = False) -> str:
+    """Return which rank failed first, how, and its last words, in whole lines.
+
+    Args:
+        whole: With its traceback, also if this launcher's console has shown that already.
+    """
     assert first.code is not None
     lines = [
         f"cydistrun: rank {first.rank} (local rank {first.local_rank}, pid {first.pid}, host "
@@ -75,19 +77,31 @@ def account(first: Worker) -> str:
     said = _error_file(first.error_file)
     if not said and len(first.held) <= TRACEBACK_LINES:
         said = first.held  # with the exceptions that caused the last one
-    said = said or traceback_tail(first.last_output())
+    above = ""
+    if not said:
+        said = traceback_tail(first.last_output())
+        start = exception_at(said)
+        if first.shown and start is not None and not whole:
+            said, above = said[start:], ", whose traceback is above"
     if said:
-        lines.append(f"cydistrun: the last words of rank {first.rank}:")
+        lines.append(f"cydistrun: the last words of rank {first.rank}{above}:")
         lines += [f"    {line}" for line in said]
     lines += [f"cydistrun: output of rank {first.rank}: {log.path}" for log in first.logs.values()]
     return "\n".join(lines) + "\n"
 
 
+def exception_at(lines: Sequence[str]) -> int | None:
+    """Return the index of the line that names the exception of the last traceback; None: there is
+    none."""
+    starts = [i for i, line in enumerate(lines) if line.startswith(TRACEBACK.decode())]
+    after = range(starts[-1] + 1, len(lines)) if starts else ()
+    return next((i for i in after if lines[i] and not lines[i][0].isspace()), None)
+
+
 def last_exception(lines: Sequence[str]) -> str:
     """Return the line that names the exception of a traceback; "" if there is none."""
-    starts = [i for i, line in enumerate(lines) if line.startswith(TRACEBACK.decode())]
-    after = lines[starts[-1] + 1 :] if starts else []
-    return next((line for line in after if line and not line[0].isspace()), "")
+    index = exception_at(lines)
+    return "" if index is None else lines[index]
 
 
 def is_repeated(worker: Worker, said: str) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cydist.errors import listed
+from cydist.group_names import group_title
 from cydist.launch.rank_records import RankRecord, describe_job, pids, read_ranks, running_calls
 from cydist.launch.run_files import JobFile
 from cydist.recorder.snapshot import describe_call
-from cydist.titles import group_title
 
 LOOK_SECONDS = 0.2  # over which a process's use of the processor is measured
 LEAST_BUSY = 0.2  # of a processor: a rank that uses less, and waits now, sleeps

@@ -260,7 +260,7 @@ class Job:
             "failed",
             rank=self._first.rank,
             code=exit_code(self._first.code),
-            text=account(self._first)[-MOST_WORDS:],
+            text=account(self._first, whole=True)[-MOST_WORDS:],
             secondary=blames_another(self._first),
             ago=time.monotonic() - failed_at(self._first),
         )
@@ -465,6 +465,10 @@ class Job:
             if (worker := running.get(pid)) is not None:
                 worker.code = os.waitstatus_to_exitcode(status)
                 worker.ended = self._now
+                if worker.errors is not None:
+                    if worker.code == 0 and not worker.told:
+                        worker.errors.stop_holding()  # its traceback was only logged
+                    worker.errors.process_ended()
                 if worker.code and not worker.told and self.options.keep_going:
                     how = pretty_exit(worker.code)
                     self._print(f"cydistrun: rank {worker.rank} {how}; the others go on\n")

@@ -19,8 +19,11 @@ from cydist.launch.console import Console, consoles
 # Longer lines are cut, so that output without line ends cannot fill the memory.
 LONGEST_LINE_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
-HOLD_SECONDS = 1.0  # a process that ends by an exception mostly does so within this time
 TRACEBACK = b"Traceback (most recent call last)"
+# A process that printed a traceback this long ago goes on: the traceback was only logged.
+RECENT_SECONDS = 5.0
+# So does a process that still writes to stderr this long after it began a traceback.
+WRITES_ON_SECONDS = 1.0
 
 
 class LogFile:
@@ -68,8 +71,11 @@ class Lines:
     """Cuts one worker's stream into lines and hands them to a console.
 
     Args:
-        holds: Whether a traceback waits for a moment. If its process ends by it, the launcher shows
-            it, or says what it was.
+        holds: Whether a traceback waits until its process has ended, or seems to go on. If the
+            process ends by it, the launcher shows it, or says what it was.
+
+    Attributes:
+        shown: Whether the last traceback was passed on because its process seemed to go on.
     """
 
     def __init__(self, prefix: bytes, console: Console, *, holds: bool = False) -> None:
@@ -78,7 +84,9 @@ class Lines:
         self._rest = b""
         self._holds = holds
         self._held = b""  # lines from the beginning of a traceback
-        self._held_until = math.inf
+        self._held_since = 0.0
+        self._ended = False  # the process, so what is held waits for the launcher's decision
+        self.shown = False
 
     def add(self, data: bytes) -> None:
         """Pass on the lines that `data` completes."""
@@ -91,10 +99,9 @@ class Lines:
         self._console.draft(self, self._prefix, b"" if self._held else self._rest)
 
     def end(self) -> None:
-        """Pass on a last line that has no line end. What is held stays so until `release`."""
+        """Pass on a last line that has no line end. What is held stays so."""
         self._end_line()
         self._console.draft(self, self._prefix, b"")
-        self._held_until = math.inf
 
     def _end_line(self) -> None:
         if self._rest:
@@ -103,31 +110,39 @@ class Lines:
 
     def _write(self, whole: bytes) -> None:
         """Pass on whole lines, or hold them."""
-        if not self._held and self._holds:
-            start = 0 if whole.startswith(TRACEBACK) else whole.find(b"\n" + TRACEBACK) + 1
-            if start or whole.startswith(TRACEBACK):
-                self._held = whole[start:]
-                self._held_until = time.monotonic() + HOLD_SECONDS
-                whole = whole[: max(0, start - 1)]
-                if not start:
-                    return
-        elif self._held:
+        if self._held_for(WRITES_ON_SECONDS) <= time.monotonic():
+            self._pass_on_as_logged()
+        if self._held:
             self._held += b"\n" + whole
             if len(self._held) > TAIL_BYTES:
-                self.release()
+                self._pass_on_as_logged()
             return
-        self._console.write(self._prefixed(whole))
+        start = _traceback_at(whole) if self._holds else -1
+        if start >= 0:
+            self._held, self._held_since, self.shown = whole[start:], time.monotonic(), False
+        if start:
+            self._console.write(self._prefixed(whole if start < 0 else whole[: start - 1]))
 
     @property
     def held(self) -> list[bytes]:
         """Return the lines that are held."""
         return self._held.split(b"\n") if self._held else []
 
-    @property
-    def held_until(self) -> float:
-        """Return the monotonic time at which held lines must be passed on: their process goes on,
-        and so may have caught the exception. inf: they wait for `release` or `drop`."""
-        return self._held_until
+    def release_if_due(self) -> float:
+        """Pass on what was held for its longest time; return the monotonic time at which more is
+        due, inf if none is."""
+        if self._held_for(RECENT_SECONDS) <= time.monotonic():
+            self._pass_on_as_logged()
+        return self._held_for(RECENT_SECONDS)
+
+    def _held_for(self, seconds: float) -> float:
+        """Return when something will have been held for this long. inf: nothing is held, or it
+        waits for `release` or `drop`."""
+        return self._held_since + seconds if self._held and not self._ended else math.inf
+
+    def _pass_on_as_logged(self) -> None:
+        self.release()
+        self.shown = True
 
     def release(self) -> None:
         """Pass on what is held."""
@@ -139,7 +154,11 @@ class Lines:
 
     def drop(self) -> None:
         """Forget what is held, because the launcher has shown it."""
-        self._held, self._held_until = b"", math.inf
+        self._held = b""
+
+    def process_ended(self) -> None:
+        """Hold what is held, and a traceback that is still read, until `release` or `drop`."""
+        self._ended = True
 
     def stop_holding(self) -> None:
         """Pass on what is held, and from now on everything at once."""
@@ -150,6 +169,13 @@ class Lines:
         if b"\r" in whole:
             whole = b"\n".join(map(last_state, whole.split(b"\n")))
         return self._prefix + whole.replace(b"\n", b"\n" + self._prefix) + b"\n"
+
+
+def _traceback_at(whole: bytes) -> int:
+    """Return where in these lines a traceback begins; -1: there is none."""
+    if whole.startswith(TRACEBACK):
+        return 0
+    return whole.find(b"\n" + TRACEBACK) + 1 or -1
 
 
 def last_state(line: bytes) -> bytes:
@@ -204,11 +230,7 @@ class OutputStream:
 
     def release_if_due(self) -> float:
         """Pass on lines that were held long enough; return when others are due."""
-        if self._lines is None:
-            return math.inf
-        if self._lines.held_until <= time.monotonic():
-            self._lines.release()
-        return self._lines.held_until
+        return math.inf if self._lines is None else self._lines.release_if_due()
 
     def close(self) -> None:
         """Pass on the last, unfinished line."""

@@ -138,6 +138,11 @@ class Worker:
         lines = [] if self.errors is None else self.errors.held
         return [line.decode(errors="replace") for line in lines]
 
+    @property
+    def shown(self) -> bool:
+        """Return whether its last traceback was shown while it seemed to go on."""
+        return self.errors is not None and self.errors.shown
+
     def last_output(self) -> bytes:
         """Return the end of its stderr, from its pipe or its log file."""
         log = self.logs.get(2)

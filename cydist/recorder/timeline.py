@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cydist.errors import listed
-from cydist.titles import group_title
+from cydist.group_names import group_title
 
 # Collectives that no rank completes before all members have begun them.
 MEETINGS = {

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from cydist.api import object_codec, process_groups
 from cydist.errors import StoreTimeoutError
+from cydist.group_names import DEFAULT_GROUP
 from cydist.groups.world import World
-from cydist.titles import DEFAULT_GROUP
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds that a body may take, and that the ranks wait for each other

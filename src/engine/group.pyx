@@ -373,14 +373,15 @@ cdef class Group:
             self.running -= 1
             self.leave_comm()
 
-    def run_as_part_of(self, str call not None) -> None:
-        """Let collectives be parts of a call from now on: other ranks are told of that if one
+    def run_as_part_of(self, CallRecord call) -> None:
+        """Let collectives be parts of `whole` from now on: other ranks are told of that if one
         fails.
 
         Args:
-            call: Its name and number; "": collectives are whole calls again.
+            call: That call; None: collectives are whole calls again.
         """
-        cdef bytes words = call.encode()
+        cdef bytes words = b"" if call is None else f"{call.name} #{call.seq}".encode()
+        self.whole = call
         strncpy(self.part_of, words, CALL_BYTES - 1)
 
     def announce_call(self, str name not None, uint64_t seq) -> None:

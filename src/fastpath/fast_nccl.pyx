@@ -83,8 +83,8 @@ cdef class Enqueuer:
 
     cdef bint owns(self, object tensor) except -1:
         if type(tensor) is not self.owned:
-            if self.lib.name == "torch" or not self.lib.owns(tensor):
-                return False        # torch's plain tensors have been recognized before
+            if not self.lib.arrays_like_cupy or not self.lib.owns(tensor):
+                return False
             self.owned = type(tensor)
         return True
 

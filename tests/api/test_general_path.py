@@ -3,20 +3,17 @@ code are counted."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from entered_functions import entered_functions
 
 import cydist as dist
 from cydist.testing import run_threads
 
-PACKAGE = Path(dist.__file__).parent
 # Python functions that a call may run, and calls of compiled code. Checks of a root, of lists and
 # of overlaps come on top of what an all_reduce takes.
 MOST_FUNCTIONS = {
@@ -54,25 +51,6 @@ CALLS: dict[str, Callable[[], object]] = {
     "scan": lambda: dist.scan(ones(), timeout=60),
     "barrier": lambda: dist.barrier(timeout=60),
 }
-
-
-def functions_of(call: Callable[[], object]) -> list[str]:
-    """Run the call; return the Python functions that it entered, in order."""
-    entered: list[str] = []
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and PACKAGE in Path(frame.f_code.co_filename).parents:
-            entered.append(frame.f_code.co_qualname)
-
-    gc.collect()  # what it frees of other tests may run code of cydist's
-    gc.disable()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return entered
 
 
 class Counted:
@@ -121,7 +99,7 @@ def test_functions_of_a_call(name: str) -> None:
 
     def body(rank: int) -> list[str]:
         CALLS[name]()
-        return functions_of(CALLS[name])
+        return entered_functions(CALLS[name])
 
     (functions,) = run_threads(body, 1, "tcp")
     assert len(functions) <= MOST_FUNCTIONS.get(name, MOST_FUNCTIONS_OF_OTHERS), "\n".join(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import valid_calls
+from entered_functions import entered_functions
 
 import cydist as dist
 from cydist import CallInfo, _native
 from cydist.testing import run_threads
-
-PACKAGE = Path(dist.__file__).parent
 
 Seen = list[tuple[str, CallInfo, Any]]
 
@@ -270,19 +267,10 @@ def test_calls_take_the_fast_path_again(seen: Seen) -> None:
     assert _native.is_observed()
 
     def body() -> list[str]:
-        entered: list[str] = []
         x, group = np.ones(4), dist.group.WORLD
         for _ in range(2):
             dist.all_reduce(x, group=group)
-        gc.collect()  # what it frees of other tests may run code of cydist's
-        gc.disable()
-        sys.setprofile(lambda frame, event, argument: entered.append(frame.f_code.co_filename))
-        try:
-            dist.all_reduce(x, group=group)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        return [name for name in entered if PACKAGE in Path(name).parents]
+        return entered_functions(lambda: dist.all_reduce(x, group=group))
 
     assert alone(body) != []
     for each in list(_handles()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import cydist as dist
 from cydist.errors import disagreement
+from cydist.group_names import GroupName
 from cydist.testing import run_threads
 
 
@@ -101,6 +103,12 @@ def test_a_group_is_called_what_the_user_calls_it(description: str | None) -> No
     assert f"on {title}: the ranks disagree about the number of elements" in found[1]
     assert "This rank (0): all_reduce #1 of 3 elements. Rank 1: all_reduce #1 of 4" in found[0]
     assert "This rank (1): all_reduce #1 of 4 elements. Rank 0: all_reduce #1 of 3" in found[1]
+
+
+def test_a_name_is_pickled_as_text() -> None:
+    """So that an error which holds it can be read where few types are."""
+    error = dist.DistError("why", group=GroupName("1", "trainers"))
+    assert type(pickle.loads(pickle.dumps(error)).group) is str
 
 
 def test_a_group_keeps_its_description() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import valid_calls
+from entered_functions import entered_functions
 
 import cydist as dist
 from cydist import _native
@@ -23,7 +23,6 @@ from cydist.testing import run_threads
 torch = pytest.importorskip("torch")
 
 Event = dict[str, Any]
-PACKAGE = Path(dist.__file__).parent
 COLLECTIVES = [name for name in valid_calls.CALLS if not name.endswith(("send", "recv"))]
 
 
@@ -207,18 +206,9 @@ def test_calls_take_the_fast_path_again(tmp_path: Path) -> None:
     def body() -> list[str]:
         ranges_of(dist.barrier, tmp_path)
         assert not _native.is_profiling()
-        entered: list[str] = []
         group = dist.group.WORLD
         dist.all_reduce(np.ones(4), group=group)  # the first such call chooses its algorithm
-        gc.collect()  # what it frees of other tests may run code of cydist's
-        gc.disable()
-        sys.setprofile(lambda frame, event, argument: entered.append(frame.f_code.co_filename))
-        try:
-            dist.all_reduce(np.ones(4), group=group)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        return [name for name in entered if PACKAGE in Path(name).parents]
+        return entered_functions(lambda: dist.all_reduce(np.ones(4), group=group))
 
     assert in_a_group_of_one(body) == []
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from launched_hosts import CAUSE_ENDS_LAST, FIFOS
+from launched_hosts import CAUSE_ENDS_LAST, DEADLINE, FIFOS
 
 if TYPE_CHECKING:
     from conftest import Launcher
@@ -74,16 +75,50 @@ def test_a_rank_that_raised_is_not_said_not_to_have_failed(launcher: Launcher) -
     assert re.findall("cydistrun: (.*) did not fail and had to end with it", err) == ["rank 2"]
 
 
+def holding_for(seconds: float) -> tuple[str, ...]:
+    """The launcher's command, with another limit on how long a traceback is held."""
+    return (
+        sys.executable,
+        "-c",
+        "from cydist.launch import __main__, failures, output\n"
+        f"output.RECENT_SECONDS = output.WRITES_ON_SECONDS = {seconds}\n"
+        "raise SystemExit(__main__.main())",
+    )
+
+
 def test_a_failure_is_shown_once(launcher: Launcher) -> None:
     """With the exception that caused it; ranks that only learn of it show no traceback."""
-    for _ in range(3):
-        err = launcher.run("-n", "3", launcher.script(*RAISES)).stderr
-        if err.count("ValueError: why") == 1:
-            break  # else the rank took more than HOLD_SECONDS to end, and was shown meanwhile
+    script = launcher.script(*RAISES)
+    process = launcher.start_command(*holding_for(DEADLINE), "-n", "3", script)
+    err = process.communicate(timeout=DEADLINE)[1].decode()
     assert err.count("ValueError: why") == 1
     assert err.count("KeyError: 'cause'") == 1
     assert err.count("Traceback") == 2
     assert "failed first: exit code 1\ncydistrun: the last words of rank 1:\n    Traceback" in err
+
+
+def test_a_traceback_that_was_shown_is_not_repeated(launcher: Launcher) -> None:
+    """Of a rank that seemed to go on after its traceback, and ended by it after all."""
+    os.mkfifo(launcher.directory / "shown")
+    script = launcher.script(
+        "import atexit",
+        "atexit.register(lambda: open('shown').close())",
+        "raise ValueError('why')",
+    )
+    process = launcher.start_command(*holding_for(0), "-n", "1", script)
+    assert process.stderr is not None
+    shown = [process.stderr.readline()]
+    while shown[-1] not in (b"[0] ValueError: why\n", b""):
+        shown.append(process.stderr.readline())
+    assert shown[0] == b"[0] Traceback (most recent call last):\n"
+    assert shown[-1] == b"[0] ValueError: why\n"
+    (launcher.directory / "shown").open("w").close()
+    err = process.communicate(timeout=DEADLINE)[1].decode()
+    assert err.endswith(
+        "failed first: exit code 1\n"
+        "cydistrun: the last words of rank 0, whose traceback is above:\n"
+        "    ValueError: why\n"
+    )
 
 
 def test_ranks_with_the_same_error_have_a_line_each(launcher: Launcher) -> None:

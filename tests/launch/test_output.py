@@ -8,9 +8,12 @@ import select
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from cydist.launch import output
 
 if TYPE_CHECKING:
     from conftest import Launcher
@@ -159,3 +162,43 @@ def test_standing_reader_does_not_stop_the_job(launcher: Launcher) -> None:
     dropped = re.match(rb"cydistrun: dropped (\d+) lines here, which had no reader", notice)
     assert dropped is not None
     assert len(lines) - 1 + int(dropped[1]) == 250 * 655
+
+
+class Held:
+    """The stderr of a worker that began a traceback at time 0, and what the console shows of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.shown: list[bytes] = []
+        console: Any = SimpleNamespace(write=self.shown.append, draft=lambda *_: None)
+        monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.lines = output.Lines(b"", console, holds=True)
+        self.lines.add(output.TRACEBACK + b":\n  ...\nValueError: why\n")
+
+
+def test_a_traceback_waits_for_the_end_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may take almost RECENT_SECONDS. From then on no time shows it."""
+    held = Held(monkeypatch)
+    held.now = output.RECENT_SECONDS * 0.99
+    held.lines.release_if_due()
+    held.lines.process_ended()
+    held.now *= 1000
+    held.lines.release_if_due()
+    held.lines.add(b"last\n")
+    assert held.shown == []
+
+
+def test_a_traceback_of_a_silent_process_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is too old to be what ends the process."""
+    held = Held(monkeypatch)
+    held.now = held.lines.release_if_due()
+    held.lines.release_if_due()
+    assert b"ValueError: why\n" in b"".join(held.shown)
+
+
+def test_a_process_that_writes_on_is_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second after its traceback, which comes first."""
+    held = Held(monkeypatch)
+    held.now = output.WRITES_ON_SECONDS
+    held.lines.add(b"later\n")
+    assert b"".join(held.shown).endswith(b"ValueError: why\nlater\n")

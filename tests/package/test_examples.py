@@ -141,7 +141,8 @@ def start(command: str, folder: Path, port: int) -> subprocess.Popen[str]:
 
 def plain(text: str, folder: Path) -> str:
     """Without what differs from machine to machine."""
-    text = re.sub(r"^(rank \d+ on) \S+", r"\1 HOST", re.sub(r"(?m)^\[\d\] ", "", text), flags=re.M)
+    text = re.sub(r"(?m)^\[\d\] ", "", text)
+    text = re.sub(r"(?m)^( *rank \d+ on) \S+", r"\1 HOST", text)
     return text.replace(f"{folder}/", "")
 
 

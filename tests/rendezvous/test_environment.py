@@ -17,7 +17,7 @@ from transport_ranks import free_port
 
 from cydist.errors import DistNetworkError, RendezvousError
 from cydist.net import auth
-from cydist.rendezvous import handlers, launcher_env
+from cydist.rendezvous import handlers, launcher_env, mpi_address
 from cydist.stores import TCPStore
 
 
@@ -323,7 +323,7 @@ def test_mpi_carries_address_and_secret(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PMI_SIZE", "3")
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
     monkeypatch.setattr(launcher_env, "import_mpi", lambda: fake)
-    monkeypatch.setattr(handlers, "public_address", lambda: HOST)
+    monkeypatch.setattr(mpi_address, "public_address", lambda: HOST)
     with pytest.warns(RuntimeWarning, match="CYDIST_SECRET_FILE"):
         check_met(meet("env://", [0, 1, 2]))
     assert bytes(auth.secret()) in fake.carried
@@ -340,7 +340,7 @@ def test_a_secret_that_all_share_does_not_travel(
     monkeypatch.setenv("PMI_SIZE", "3")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(launcher_env, "import_mpi", lambda: fake)
-    monkeypatch.setattr(handlers, "public_address", lambda: HOST)
+    monkeypatch.setattr(mpi_address, "public_address", lambda: HOST)
     found = auth.user_secret_tag
     if not same:
         monkeypatch.setattr(
@@ -366,7 +366,7 @@ def test_ranks_missing_from_mpi_are_named(
     monkeypatch.setenv("PMI_RANK", str(rank))
     monkeypatch.setenv("PMI_SIZE", "3")
     monkeypatch.setattr(launcher_env, "import_mpi", lambda: FakeMPI(3))
-    monkeypatch.setattr(handlers, "public_address", lambda: HOST)
+    monkeypatch.setattr(mpi_address, "public_address", lambda: HOST)
     with pytest.raises(RendezvousError, match="timeout") as caught:
         handlers.rendezvous(timeout=0.05)
     assert caught.value.ranks == late

@@ -10,6 +10,7 @@ import hmac
 import itertools
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +30,10 @@ from cydist.errors import (
 )
 from cydist.net import auth
 from cydist.net.signed_notes import signed
-from cydist.rendezvous import handlers, multicast
+from cydist.rendezvous import handlers, mpi_address, multicast
 from cydist.rendezvous.address_note import Address, signed_address
 from cydist.rendezvous.check_in import check_in
+from cydist.rendezvous.init_arguments import InitArguments
 from cydist.stores import FileStore, HashStore, MembershipStore, Store, TCPStore
 
 
@@ -469,14 +471,14 @@ def test_a_forged_address_over_mpi_is_refused(kind: str) -> None:
     elif kind == "cut":
         note = note[:-1]
     messages = [
-        handlers._OFFER.pack(False, 0, bytes(16), b""),
-        handlers._ADDRESS.pack(b"", False, note),
+        mpi_address._OFFER.pack(False, 0, bytes(16), b""),
+        mpi_address._ADDRESS.pack(b"", False, note),
     ]
     MPI = SimpleNamespace(COMM_WORLD=Comm(messages), ANY_SOURCE=-1, BYTE=None)
-    call = handlers._InitArguments(None, 1, 2, "", float("inf"), handlers.ExitStack())
+    call = InitArguments(None, 1, 2, "", float("inf"), ExitStack())
     wanted = RendezvousError if kind == "other size" else AuthenticationError
     with pytest.raises(wanted, match=r"rank 0.* in a message over MPI"):
-        handlers._by_mpi(call, MPI)
+        mpi_address.by_mpi(call, MPI)
 
 
 class TamperedStore(TCPStore):

@@ -85,6 +85,7 @@ class Gpus(HostMemory):
     """The library of `GpuArray`."""
 
     name = "threads"
+    arrays_like_cupy = True
     kind = GpuArray
     first_stream = FIRST
 
@@ -155,6 +156,9 @@ class Gpus(HostMemory):
 
     def owns(self, owner: object) -> bool:
         return isinstance(owner, GpuArray)
+
+    def computes_bfloat16(self) -> bool:
+        return array_libraries.Cupy.computes_bfloat16(self)  # type: ignore[arg-type]
 
     def pinned(self, nbytes: int) -> Array:
         return asarray(np.empty(nbytes, np.uint8))

@@ -47,11 +47,11 @@ from cydist.errors import (
     rank_text,
     status_of,
 )
+from cydist.group_names import GroupName
 from cydist.groups.derived import other_ranks
 from cydist.groups.process_group import ProcessGroup
 from cydist.logs import DEBUG, Log
 from cydist.reduce_ops import Op, RedOpType, op_and_factor
-from cydist.titles import describe_group
 from cydist.tuning import table as tuning_table
 from cydist.waiting import duration
 from cydist.work import Work
@@ -116,7 +116,6 @@ class HostGroup(ProcessGroup):
         self._thread = threading.get_ident()
         endpoint.groups[self._comm_id] = ref(self)
         endpoint.note_members(name, self.ranks)
-        self._whole: CallRecord | None = None  # whose parts run now; see run_as_part_of
         self._drain_until = math.inf  # set by leave_job: how long `drain` waits
         self._membership: Membership | None = None
         self._shrunk: HostGroup | None = None  # until shrink returns
@@ -265,8 +264,8 @@ class HostGroup(ProcessGroup):
                 self.group_name, self.ranks,
             )  # fmt: skip
         members = self._membership.agree(excluded, deadline)
-        name = f"{self.group_name}:shrunk"
-        describe_group(name, self.group_desc)  # it takes this one's place
+        # It takes this one's place, so it is called the same.
+        name = GroupName(f"{self.group_name}:shrunk", self.group_desc)
         return self.subgroup(members, name, self.timeout)
 
     def leave_job(self, now: float) -> None:
@@ -326,8 +325,7 @@ class HostGroup(ProcessGroup):
         tuning_table.check()
 
     def run_as_part_of(self, call: CallRecord | None) -> None:
-        self._whole = call
-        self.native.run_as_part_of("" if call is None else f"{call.name} #{call.seq}")
+        self.native.run_as_part_of(call)
 
     def announce_call(self, call: CallRecord) -> None:
         with self.failures(call.name, call.seq, call.deadline):
@@ -640,7 +638,7 @@ class HostGroup(ProcessGroup):
                 collective, algorithm, nbytes, self._size, even=even, commutative=True
             ).encode()
             if _log.shows(DEBUG):
-                whole = self._whole or call
+                whole = native.whole or call
                 _log.debug(
                     "%s #%d on %s, %d bytes: algorithm %s through %s%s, %s", whole.name,
                     whole.seq, self.title, nbytes, algorithm,
@@ -667,7 +665,7 @@ class HostGroup(ProcessGroup):
                 segment_bytes=segment_bytes,
             )  # fmt: skip
         except _native.CallError as ended:
-            whole = self._whole or call
+            whole = native.whole or call
             raise self._error_of(ended, whole.name, whole.seq, whole.deadline, whole.began) from (
                 self.error
             )

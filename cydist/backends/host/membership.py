@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from cydist import _native
 from cydist.errors import DistBackendError, DistTimeoutError, from_call_error
-from cydist.titles import group_title
+from cydist.group_names import group_title
 
 SLICE = 0.01  # seconds that a wait for one member may delay another's message
 

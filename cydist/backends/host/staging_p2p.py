@@ -21,7 +21,7 @@ from cydist.backends.host.work import PIECE_TAG
 from cydist.devices import array_libraries
 from cydist.errors import DistTimeoutError, UnsupportedError
 from cydist.executor import THREADS, PollHook, TaskWork
-from cydist.titles import group_title
+from cydist.group_names import group_title
 
 if TYPE_CHECKING:
     from cydist._native import Array

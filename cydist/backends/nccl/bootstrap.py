@@ -25,7 +25,7 @@ from cydist.errors import (
     StoreTimeoutError,
     listed,
 )
-from cydist.titles import group_title
+from cydist.group_names import group_title
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.cuda import Gpu

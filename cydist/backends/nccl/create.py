@@ -16,7 +16,7 @@ from cydist.backends.nccl.host_group import ControlGroup
 from cydist.backends.nccl.options import high_priority
 from cydist.devices.array_libraries import NCCL_MINIMUM
 from cydist.errors import UnsupportedError
-from cydist.titles import group_title
+from cydist.group_names import group_title
 
 if TYPE_CHECKING:
     from cydist.groups.process_group import ProcessGroup

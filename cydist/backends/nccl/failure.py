@@ -24,8 +24,8 @@ from cydist.errors import (
     PeerFailedError,
     disagreement,
 )
+from cydist.group_names import group_title
 from cydist.groups.process_group import ProcessGroup
-from cydist.titles import group_title
 
 if TYPE_CHECKING:
     from cydist.backends.nccl.binding import Binding, Communicator

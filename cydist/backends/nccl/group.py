@@ -38,10 +38,10 @@ from cydist.backends.nccl.streams import GroupStreams
 from cydist.backends.nccl.watchdog import StreamCall
 from cydist.devices import array_libraries
 from cydist.errors import UnsupportedError
+from cydist.group_names import group_title
 from cydist.groups.consistency import describe
 from cydist.groups.process_group import ProcessGroup
 from cydist.reduce_ops import Op, op_and_factor
-from cydist.titles import group_title
 from cydist.work import Work
 
 if TYPE_CHECKING:
@@ -308,8 +308,8 @@ class NcclGroup(ProcessGroup):
         kind, factor = op_and_factor(op)
         how = reduction(kind, array.dtype_name, self._size == 1)
         if self._size == 1:
-            if how.scale and not (self.gpu.lib.name == "torch" and how.scale == "bfloat16"):
-                check_factor(call.name, how.scale)
+            if how.scale:
+                check_factor(call.name, how.scale, self.gpu.lib)
         elif array.dtype_name in FLOAT8:  # CUDA and NCCL are slow to report their versions
             check_fp8(call.name, array.dtype_name, self.binding.version(), self.comm.capability)
         return how, factor

@@ -6,14 +6,16 @@ ranks' contributions ("gathered").
 
 from __future__ import annotations
 
-import importlib
 import struct
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cydist._native import DTYPES, ITEMSIZES, fast_nccl, supports
 from cydist.errors import UnsupportedError
 from cydist.reduce_ops import RedOpType
+
+if TYPE_CHECKING:
+    from cydist.devices.array_libraries import ArrayLibrary
 
 UINT8 = fast_nccl.UINT8
 TYPES = {  # nccl.h, ncclDataType_t
@@ -146,24 +148,17 @@ def check_fp8(call: str, dtype: str, version: int, capability: int) -> None:
         )
 
 
-def check_factor(call: str, dtype: str) -> None:
-    """Raise UnsupportedError if cupy does not multiply this dtype, for a group of one rank."""
+def check_factor(call: str, dtype: str, library: ArrayLibrary) -> None:
+    """Raise UnsupportedError if this library does not multiply this dtype, for a group of one
+    rank."""
     if dtype in FLOAT8:
         raise UnsupportedError(
             f"{call}: PREMUL_SUM of {dtype} is not supported in a group of one rank, where neither "
-            "NCCL nor cupy multiplies it: convert to float16 first"
+            f"NCCL nor {library.name} multiplies it: convert to float16 first"
         )
-    if dtype == "bfloat16" and not _has_bfloat16():
+    if dtype == "bfloat16" and not library.computes_bfloat16():
         raise UnsupportedError(
-            f"{call}: PREMUL_SUM of bfloat16 in a group of one rank is multiplied by cupy, which "
-            "needs ml_dtypes for it: `pip install ml_dtypes`, or convert to float32 first"
+            f"{call}: PREMUL_SUM of bfloat16 in a group of one rank is multiplied by "
+            f"{library.name}, which needs ml_dtypes for it: `pip install ml_dtypes`, or convert to "
+            "float32 first"
         )
-
-
-def _has_bfloat16() -> bool:
-    """Return whether numpy and cupy know a dtype of that name."""
-    try:
-        importlib.import_module("ml_dtypes")
-    except ImportError:
-        return False
-    return True

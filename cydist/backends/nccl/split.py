@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cydist.backends.nccl.bootstrap import Exchange
     from cydist.backends.nccl.cuda import Gpu
     from cydist.backends.nccl.failure import FailureHandler
+    from cydist.group_names import GroupName
 
 IDLE_SECONDS = 1.0  # most seconds to wait for the parent's calls to be over
 
@@ -39,7 +40,7 @@ IDLE_SECONDS = 1.0  # most seconds to wait for the parent's calls to be over
 class Parent(Protocol):
     """The group that is split, an NcclGroup."""
 
-    group_name: str
+    group_name: GroupName
     ranks: tuple[int, ...]
     comm: Communicator
     binding: Binding

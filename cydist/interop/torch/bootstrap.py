@@ -1,8 +1,8 @@
 """Make a group from the store, the rank and the size that torch passes.
 
-The ranks meet as they do under torchrun (cydist/rendezvous/handlers.py): only an address is taken
-from torch's store, and the process there proves that it knows the job's secret. Later groups share
-the connections and the memory of torch's default group, and cause no traffic.
+The ranks meet as they do under torchrun (cydist/rendezvous/shared_address.py): only an address is
+taken from torch's store, and the process there proves that it knows the job's secret. Later groups
+share the connections and the memory of torch's default group, and cause no traffic.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from cydist.api.process_groups import apply_settings
 from cydist.backends.host.addresses import where_to_listen
+from cydist.group_names import DEFAULT_GROUP
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World
 from cydist.interop.torch.group import DEVICES, Group
 from cydist.rendezvous.handlers import rendezvous_through
 from cydist.stores import PrefixStore
 from cydist.stores.membership_store import close_on_error
-from cydist.titles import DEFAULT_GROUP
 from cydist.tuning import file as tuning_file
 from cydist.waiting import duration
 

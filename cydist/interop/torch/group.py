@@ -20,13 +20,13 @@ from torch.distributed import distributed_c10d as c10d
 import cydist
 from cydist._native import fast_torch
 from cydist.errors import counted
+from cydist.group_names import GroupName
 from cydist.groups.process_group import ProcessGroup
 from cydist.groups.world import World
 from cydist.interop.torch import sparse
 from cydist.interop.torch.compiler import run_as_written
 from cydist.interop.torch.options import op_of, options_of, rooted_options, single_entry, timeout_of
 from cydist.interop.torch.work import BLOCKING, DoneWork, PendingWork, SeveralWorks
-from cydist.titles import describe_group
 from cydist.waiting import duration
 from cydist.work import Work
 
@@ -107,8 +107,7 @@ class Group(dist.ProcessGroup):
     def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
         if desc not in TORCHS_OWN and desc != self._name:
-            describe_group(self._host.group_name, desc)
-            self._host.group_desc = desc
+            self._host.group_name = GroupName(self._host.group_name, desc)
 
     _set_group_name = setGroupName
     _set_group_desc = setGroupDesc

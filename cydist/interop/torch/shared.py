@@ -12,10 +12,10 @@ from typing import Any
 import torch.distributed as dist
 
 from cydist.backends.torch.create import TorchStore
+from cydist.group_names import DEFAULT_GROUP
 from cydist.groups.world import World
 from cydist.interop.torch.bootstrap import NAME, SharedHost, register
 from cydist.stores import PrefixStore
-from cydist.titles import DEFAULT_GROUP
 
 PREFIX = "torch"  # of the keys in the store for torch, and the name of the group
 
