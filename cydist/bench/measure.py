@@ -103,6 +103,12 @@ class Measure:
             consecutive=self.consecutive, placement=self.placement,
         )  # fmt: skip
 
+    def segment_in_force(self) -> int:
+        """Return the present unit of pipelining."""
+        return tuning_table.segment_bytes(
+            self.ranks, self.windows, hosts=self.hosts, placement=self.placement
+        )
+
     def cases(self, op: str, sizes: Sequence[int]) -> list[Case]:
         """Return the cases to measure of a collective; none if there is no choice."""
         found = list(cases([op], sizes, DTYPE, ITEMSIZE, self.ranks))
@@ -161,15 +167,16 @@ class Measure:
     def segments(self, ops: Sequence[str], sizes: Sequence[int]) -> list[dict[int, list[float]]]:
         """Return, for each pass that was needed and by segment, the ratios to the segment in force.
         They are of the shortest and the longest calls with several segments, with the algorithm in
-        force.
+        force. Calls whose messages are not cut tell nothing where there are no windows.
 
         Raises as `sizes` does.
         """
-        in_force = tuning_table.segment_bytes(self.ranks, self.windows)
+        in_force = self.segment_in_force()
         long = [size for size in sizes if size >= SEGMENTED]
+        cut = [op for op in ops if self.windows or op not in tuning_table.UNCUT]
         wanted = [
             case
-            for case in cases(ops, sorted({*long[:1], *long[-1:]}), DTYPE, ITEMSIZE, self.ranks)
+            for case in cases(cut, sorted({*long[:1], *long[-1:]}), DTYPE, ITEMSIZE, self.ranks)
             if case.nbytes
         ]
         tried = sorted({*SEGMENTS, in_force})
@@ -184,10 +191,11 @@ class Measure:
     ) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {each: [] for each in tried}
         for case in wanted:
-            name = self.in_force(case.op, case.nbytes)
+            algorithm = f"{case.op}:{self.in_force(case.op, case.nbytes)}"
+            # The one in force is not forced, since parts of a group may have another.
             running = [
-                Candidate(str(each), worker, ALGORITHM=f"{case.op}:{name}",
-                          SEGMENT_BYTES=str(each))
+                Candidate(str(each), worker, ALGORITHM=algorithm,
+                          SEGMENT_BYTES=str(each) if each != in_force else "")
                 for each in tried
             ]  # fmt: skip
             row = self._row(case, running, self.rounds)

@@ -53,9 +53,9 @@ With --transport tcp what is measured is this machine's loopback.
 
 With --job, run it as every rank of a job of torchrun, cydistrun, mpirun, srun or another launcher:
   torchrun --nnodes 2 --nproc-per-node 4 ... -m cydist.bench --tune --job
-Its results count for groups whose ranks are spread over hosts in the same way, such as four on
-each of two hosts ("2x4"), and with the ranks of each host consecutive or not. It is saved on rank
-0's host. Both passes run in the job's processes.
+Its results, the segment among them, count for groups whose ranks are spread over hosts in the same
+way, such as four on each of two hosts ("2x4"), and with the ranks of each host consecutive or not.
+It is saved on rank 0's host. Both passes run in the job's processes.
 """
 ONE_HOST = {"ranks": None, "transport": "auto", "timeout": 120.0}  # options that --job has not
 
@@ -187,10 +187,9 @@ def _plan(given: argparse.Namespace) -> TuningPlan:
     counts = (given.ranks or usual_ranks()).split(",")
     if wrong := [text for text in counts if not text.strip().isdecimal() or int(text) < 2]:
         raise ValueError(f"--ranks {wrong[0]}: write numbers of ranks, from 2")
-    known = COLLECTIVES if given.job else OPS
-    ops = given.ops.split(",") if given.ops else list(known)
-    if unknown := [op for op in ops if op not in known]:
-        raise ValueError(f"--ops: no {unknown[0]!r}; there are {', '.join(known)}")
+    ops = given.ops.split(",") if given.ops else list(OPS)
+    if unknown := [op for op in ops if op not in OPS]:
+        raise ValueError(f"--ops: no {unknown[0]!r}; there are {', '.join(OPS)}")
     sizes = sorted({size(text) for text in given.sizes.split(",")})
     if not given.minutes > 0:
         raise ValueError(f"--minutes {given.minutes:g}: at least a little")
@@ -302,7 +301,7 @@ def _collective(
 def _segment(
     measure: Measure, plan: TuningPlan, results: TuningResults, entry: dict[str, Any]
 ) -> list[str]:
-    in_force = tuning_table.segment_bytes(measure.ranks, measure.windows)
+    in_force = measure.segment_in_force()
     passes = measure.segments(COLLECTIVES, plan.sizes)
     best = fit.better(passes, in_force)
     entry["segment_bytes"] = best

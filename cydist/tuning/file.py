@@ -7,7 +7,7 @@ init_process_group distributes it. It contains JSON:
     {"format": 2, "cydist": "0.9.0", "measured": [
         {"ranks": 2, "windows": true, "segment_bytes": 131072, "about": {...},
          "rules": {"all_reduce": [{"name": "flat", "most_bytes": 4096}, {"name": "staged"}]}},
-        {"ranks": 4, "windows": false, "placement": "2x2", "about": {...},
+        {"ranks": 4, "windows": false, "placement": "2x2", "segment_bytes": null, "about": {...},
          "rules": {"all_reduce": [{"name": "leaders", "most_bytes": 65536}, {"name": "lanes"}]}}]}
 
 Format 1 had no placements, and is read, too.
@@ -75,7 +75,7 @@ def use_measured(measured: list[Measured]) -> None:
     tuning_table.use_rules(
         {(name, *each.key()): rules
          for each in measured for name, rules in each.rules.items()},
-        {(each.ranks, each.windows): each.segment_bytes
+        {each.key(): each.segment_bytes
          for each in measured if each.segment_bytes is not None},
     )  # fmt: skip
 
@@ -172,9 +172,6 @@ def _measured(entry: object, known: set[str]) -> Measured:
         raise ValueError(f"placement is {str(placement)[:40]}, not a text")
     if placement and (placed := tuning_table.ranks_in(placement)) != ranks:
         raise ValueError(f"placement {placement[:40]} has {placed} ranks, not {ranks}")
-    if placement and segment is not None:
-        raise ValueError(f"segment_bytes is {segment} on hosts with {placement[:40]} ranks, where "
-                         "no segment is measured")  # fmt: skip
     return Measured(
         ranks,
         windows,

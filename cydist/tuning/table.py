@@ -61,6 +61,8 @@ REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"
 
 # No rank knows all blocks' sizes before these calls, so the sizes do not count.
 UNSIZED = frozenset({"gather", "scatter"})
+# No algorithm cuts the messages of these into segments.
+UNCUT = UNSIZED | {"all_to_all", "barrier"}
 
 DEFAULT_SEGMENT_BYTES = 256 * KiB
 
@@ -273,9 +275,9 @@ DETERMINISTIC_TABLE = (
 )  # fmt: skip
 
 
-# Measurements, by (collective, ranks, windows, placement) and by (ranks, windows): see `tune`.
+# Measurements, by (collective, ranks, windows, placement) and by (ranks, windows, placement).
 _tuned: Mapping[tuple[str, int, bool, str], Sequence[Rule]] = {}
-_segments: Mapping[tuple[int, bool], int] = {}
+_segments: Mapping[tuple[int, bool, str], int] = {}
 
 
 def choose(
@@ -396,14 +398,14 @@ def check() -> None:
 
 def use_rules(
     rules: Mapping[tuple[str, int, bool, str], Sequence[Rule]],
-    segments: Mapping[tuple[int, bool], int],
+    segments: Mapping[tuple[int, bool, str], int],
 ) -> None:
     """Try these rules before the table's from now on. They must be equal on all ranks.
 
     Args:
         rules: By collective, number of ranks, whether the ranks can access each other's memory,
             and placement (see `placement_of`).
-        segments: The unit of pipelining in bytes, by ranks and access to memory.
+        segments: The unit of pipelining in bytes, by ranks, access to memory, and placement.
     """
     global _tuned, _segments
     if (rules, segments) == (_tuned, _segments):
@@ -451,11 +453,13 @@ def _chosen(
 def chosen(ranks: int, hosts: bool = False, placement: str = "") -> str:
     """Return what decides on the algorithms of groups of this many ranks, for logs."""
     places = ("",) if not placement else (placement,) if hosts else (placement, "")
-    measured = [where for _, size, _, where in _tuned if size == ranks and where in places]
+    groups = [(size, where) for _, size, _, where in _tuned]
+    groups += [(size, where) for size, _, where in _segments]
+    measured = [where for size, where in groups if size == ranks and where in places]
     words = ["the shipped table"]
     if any(measured):
         words = [f"measured on hosts with {placement} ranks"]
-    elif measured or any(size == ranks for size, _ in _segments):
+    elif measured:
         words = ["measured on rank 0's host"]
     if names := forced():
         pairs = ",".join(f"{collective}:{name}" for collective, name in names.items())
@@ -494,19 +498,41 @@ def candidates(
 
 
 @lru_cache(maxsize=64)
-def segment_bytes(ranks: int = 0, windows: bool = False) -> int:
+def segment_bytes(
+    ranks: int = 0, windows: bool = False, library: str = "", hosts: bool = False,
+    placement: str = "",
+) -> int:  # fmt: skip
     """Return the unit of pipelining, equal on all ranks: CYDIST_SEGMENT_BYTES, the measured value
-    for groups of `ranks`, with or without `windows`, or the default.
+    for groups that `choose` describes in the same way, or the default. Measurements hold for groups
+    as those of `rules` do.
 
     Raises ValueError when the setting is not a positive number.
     """
     value = config.SEGMENT_BYTES.get().strip()
     if not value:
-        return _segments.get((ranks, windows), DEFAULT_SEGMENT_BYTES)
+        places = [] if library or not placement else [placement]
+        places += [] if library or hosts else [""]
+        found = (_segments.get((ranks, windows, place)) for place in places)
+        return next(filter(None, found), DEFAULT_SEGMENT_BYTES)
     # More than 18 digits are not a possible number of bytes.
     if not (value.isascii() and value.isdecimal() and len(value) <= 18) or int(value) == 0:
         raise ValueError(f"{config.SEGMENT_BYTES.names[0]}={value!r} is not a number of bytes")
     return int(value)
+
+
+def part_segment_bytes(whole: tuple[int, bool, str], ranks: int, windows: bool) -> int:
+    """Return the unit of pipelining in a part of a group on several hosts.
+
+    What was measured for the group holds for its parts, since the measured calls used it there.
+
+    Args:
+        whole: The group's ranks, windows and placement.
+        ranks, windows: Of the part.
+    """
+    size, shared, placement = whole
+    if placement and whole in _segments:
+        return segment_bytes(size, shared, hosts=True, placement=placement)
+    return segment_bytes(ranks, windows)
 
 
 def rules(

@@ -112,6 +112,39 @@ def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuning_table.segment_bytes(2, True) == 99
 
 
+def test_segments_of_hosts() -> None:
+    """A segment that was measured on several hosts holds for groups with that placement, and none
+    that was measured on one host does where ranks share hosts."""
+    tuning_file.use_measured(
+        [Measured(4, False, {}, 4096), Measured(4, False, {}, 8192, placement="2x2")]
+    )
+    shipped = tuning_table.DEFAULT_SEGMENT_BYTES
+    for hosts, placement, expected in (
+        (True, "2x2", 8192), (True, "3+1", shipped), (True, "", shipped), (False, "4x1", 4096),
+        (False, "", 4096),
+    ):  # fmt: skip
+        found = tuning_table.segment_bytes(4, False, hosts=hosts, placement=placement)
+        assert found == expected, (hosts, placement)
+
+
+def test_segments_of_parts() -> None:
+    """A part of a group on several hosts has the group's measured segment, else its own."""
+    tuning_file.use_measured(
+        [Measured(2, False, {}, 4096), Measured(4, False, {}, 1024),
+         Measured(4, False, {}, 8192, placement="2x2")]
+    )  # fmt: skip
+    for placement, expected in ("2x2", 8192), ("3+1", 4096), ("", 4096):
+        found = tuning_table.part_segment_bytes((4, False, placement), 2, False)
+        assert found == expected, placement
+
+
+def test_a_library_has_no_measured_segment() -> None:
+    """What was measured over sockets says nothing of a library's messages."""
+    tuning_file.use_measured([Measured(2, False, {}, 4096)])
+    shipped = tuning_table.DEFAULT_SEGMENT_BYTES
+    assert tuning_table.segment_bytes(2, False, library="MPICH") == shipped
+
+
 # ---- the job ----
 
 PROGRAM = """
@@ -305,8 +338,9 @@ def test_files_without_placements_are_read() -> None:
 
 
 def test_a_placement_is_kept() -> None:
-    """Rows of several hosts are written with their placement, and read with it."""
-    placed = Measured(4, False, {"all_reduce": (Rule("all_reduce", "lanes"),)}, placement="3+1")
+    """Rows and segments of several hosts are written with their placement, and read with it."""
+    rules = {"all_reduce": (Rule("all_reduce", "lanes"),)}
+    placed = Measured(4, False, rules, 65536, placement="3+1")
     assert tuning_file.parse(tuning_file.encode([placed])) == [placed]
 
 
@@ -333,7 +367,6 @@ def test_a_placement_is_kept() -> None:
         (document(placement="2*1"), "no placement on several hosts"),
         (document(placement=2), "placement is 2, not a text"),
         (document(placement="2x2"), "placement 2x2 has 4 ranks, not 2"),
-        (document(placement="2x1", segment_bytes=4096), "where no segment is measured"),
         (document(1, placement="2x1"), "unknown 'placement'"),
         ("x" * (tuning_file.MOST_FILE_BYTES + 1), "more than"),
         (b"\xff\xfe", "decode"),
@@ -342,7 +375,7 @@ def test_a_placement_is_kept() -> None:
     ids=["not JSON", "deep", "a list", "old", "other format", "empty", "algorithm", "collective",
          "no power", "unknown limit", "no rules", "no ranks", "true ranks", "windows", "segment",
          "unknown", "one host", "no placement", "a number as placement", "other ranks",
-         "segment of hosts", "placement in format 1", "long", "not text", "not there"],
+         "placement in format 1", "long", "not text", "not there"],
 )  # fmt: skip
 def test_damaged_files_are_left_out(file: Path, text: str | bytes | None, why: str) -> None:
     """What cannot be used is told with its reason and a remedy, and the job goes on as shipped."""

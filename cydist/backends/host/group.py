@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -619,17 +620,24 @@ class HostGroup(ProcessGroup):
                 return
             self.prepare_first(call)
             windows = native.open_windows(call.deadline_ns)
-            segment_bytes = tuning_table.segment_bytes(self._size, windows)
+            library = self.library if native.library_comm != 0 and not windows else ""
+            placement = "" if library else self.placement
+            segment_bytes = tuning_table.segment_bytes(
+                self._size, windows, library, native.hosts, placement
+            )
             if native.hosts:
-                native.prepare_parts(choose_for_part, tuning_table.segment_bytes)
+                placed = (self._size, windows, placement)
+                native.prepare_parts(
+                    choose_for_part, partial(tuning_table.part_segment_bytes, placed)
+                )
             if not algorithm:
                 algorithm = tuning_table.choose(
                     collective, nbytes, self._size, windows,
                     even=even, commutative=True,
-                    library=self.library if native.library_comm != 0 and not windows else "",
+                    library=library,
                     hosts=native.hosts,
                     consecutive=native.consecutive,
-                    placement=self.placement,
+                    placement=placement,
                 )  # fmt: skip
                 keeps = known and self.fast_calls and nbytes <= WHOLE_BYTES
             else:

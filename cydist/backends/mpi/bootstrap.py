@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cydist.backends.host.addresses import this_host, where_to_listen
@@ -15,6 +16,7 @@ from cydist.backends.host.directory import (
     name_of_links,
     partition_of,
 )
+from cydist.backends.mpi.runtime import move_on
 from cydist.errors import AuthenticationError, DistNetworkError, RendezvousError, counted
 from cydist.rendezvous import launcher_env
 
@@ -60,13 +62,19 @@ def reports_of(options: BackendOptions) -> Connections | None:
     return None
 
 
-def domains_of(options: BackendOptions, domain: bytes) -> Sequence[int]:
+def domains_of(
+    MPI: Any, comm: Any, options: BackendOptions, domain: bytes
+) -> Sequence[int]:  # fmt: skip
     """Return for each rank the lowest rank with which it may share memory: the one that offers the
-    same domain."""
+    same domain.
+
+    Other ranks may still make the link's communicator `comm`. They may wait for messages that MPI
+    has taken here, which it moves in calls alone.
+    """
     ranks = options.global_ranks_in_group
     told = options.store.digest(
         "domains", ranks[options.group_rank], ranks, domain,
-        lambda domains: encode_partition(partition_of(domains)),
+        lambda domains: encode_partition(partition_of(domains)), partial(move_on, MPI, comm),
     )  # fmt: skip
     return decode_partition(told, len(ranks))
 

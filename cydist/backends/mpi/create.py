@@ -68,7 +68,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     store = options.store
     link: _native.Link = messages
     try:
-        domains = domains_of(options, offer("mpi"))
+        domains = domains_of(MPI, comm, options, offer("mpi"))
         link = share_memory(store, messages, domains, options.global_ranks_in_group, "mpi")
         reports = reports_of(options)
     except BaseException:  # the others wait for its end

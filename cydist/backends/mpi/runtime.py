@@ -32,6 +32,7 @@ YIELD_SECONDS_WITH_CORES = 2e-3
 DOZE_SECONDS = 1.0  # how long it then sleeps in short slices; MPI makes progress only when polled
 SHORT_SLEEP = 20e-6
 LONG_SLEEP = 1e-3
+MOVING_SECONDS = 0.01  # to connect with a rank that waits, and send to it
 FORWARDING_SECONDS = 0.2  # after an abort, mpirun drops output that it has not yet printed
 
 
@@ -192,6 +193,17 @@ def wait_until(done: Callable[[], bool], deadline: float = math.inf) -> bool:
             return True
         now = time.monotonic()
     return False
+
+
+def move_on(MPI: Any, comm: Any) -> None:
+    """Let MPI move what it has taken between the ranks of a communicator, for MOVING_SECONDS."""
+
+    def probe() -> bool:
+        with contextlib.suppress(MPI.Exception):  # a rank has died
+            comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+        return False
+
+    wait_until(probe, time.monotonic() + MOVING_SECONDS)
 
 
 @cache
