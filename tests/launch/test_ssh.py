@@ -4,6 +4,7 @@ the hosts; test_sshd.py has real ones."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -287,7 +288,7 @@ def test_a_signal_ends_the_wait_for_ssh(launcher: Launcher) -> None:
     """What is waited for is said, and nothing starts."""
     process = launcher.start("--hosts=a:1,silent:1", launcher.script("print('started')"))
     words = said(process, "To see what ssh waits for, run: ssh silent true")
-    assert "this command has waited 3 s for ssh to silent. " in words
+    assert re.search(r"this command has waited \d+ s for ssh to silent[.] ", words)
     process.terminate()
     assert ends(process)[0][:2] == (143, "")
     assert launcher.settles() == 0
