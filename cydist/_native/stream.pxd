@@ -127,8 +127,8 @@ ctypedef struct Connection:     # one lane to one peer
     size_t header_read
     size_t to_read
     char *sink
-    const char *cell            # the rest of a message in one, of which `to_read` marks are due; or NULL
-    size_t in_cell              # its bytes
+    const char *cell            # the rest of a message that lies in one; NULL: it does not. Then
+    size_t in_cell              # these are its bytes, and `to_read` is the number of marks
     Item *filling               # the receive or message they belong to; NULL: none
 
 
