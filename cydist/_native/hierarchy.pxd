@@ -5,7 +5,10 @@ host. Its messages are the group's: the same id, tags and control messages. So a
 call is found, and a failure ends the waits of all. Two ranks never share both kinds of part, so
 their messages cannot be mistaken for each other's.
 """
-from cydist._native.abi cimport Call, Comm, Reduction
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from cydist._native.abi cimport MISMATCH, Call, Comm, Reduction
 from cydist._native.algorithm_table cimport SIZE_CLASSES, Choice
 
 
@@ -89,3 +92,24 @@ cdef inline Reduction prepared(const Reduction *op) noexcept nogil:
 
 # Free memory that a call has used, unless a rank may still read or write there.
 cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil
+
+
+# The sizes of its blocks, before a bundle, which may lie anywhere.
+cdef inline uint64_t size_at(const char *sizes, int k) noexcept nogil:
+    cdef uint64_t size
+    memcpy(&size, sizes + k * sizeof(uint64_t), sizeof(uint64_t))
+    return size
+
+
+cdef inline void write_size(char *sizes, int k, uint64_t size) noexcept nogil:
+    memcpy(sizes + k * sizeof(uint64_t), &size, sizeof(uint64_t))
+
+
+# Tell `c` that a peer's block has another size than this rank's; return MISMATCH.
+cdef inline int wrong_size(Call *c, int peer, size_t theirs, size_t ours) noexcept nogil:
+    c.failed_peer = peer
+    c.failed_step = 0
+    c.theirs = c.fingerprint
+    c.theirs_bytes = theirs
+    c.our_bytes = ours
+    return MISMATCH

@@ -233,6 +233,62 @@ def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh, row, odd):
     assert group.each(body) == ["mismatch"] * group.size
 
 
+LONG = 10_000
+# Bytes of the blocks, as the root has them, and as their ranks do: some in bundles, some too long;
+# sums that agree although the blocks do not.
+DISAGREEING = {
+    "same-sum": ([8, 8, 8, 8], [8, 8, 4, 12]),
+    "one-shorter": ([8, 8, LONG, LONG], [8, 8, LONG, 8]),
+    "leader-shorter": ([8, 8, LONG, LONG], [8, 8, 8, LONG]),
+    "one-longer": ([8, 8, 8, 8], [8, 8, 8, LONG]),
+    "long-for-none": ([8, 8, 8, 0], [8, 8, 8, LONG]),
+    "all-longer": ([8, 8, 8, 8], [8, 8, LONG, LONG]),
+    "a-byte": ([8, 8, 8, 8], [8, 8, 8, 9]),
+}
+
+
+@pytest.mark.parametrize("sizes", DISAGREEING)
+@pytest.mark.parametrize("collective", ["gather", "scatter"])
+def test_another_size_than_the_roots_is_a_mismatch_on_all(fresh, collective, sizes):
+    """Whether the block would be in a bundle, or go straight to its rank."""
+    group = fresh("2+2")
+    roots, own = DISAGREEING[sizes]
+    root = Case(collective, group.size, 0, dtype="uint8", root=0, sizes=roots)
+    others = Case(collective, group.size, 0, dtype="uint8", root=0, sizes=own)
+
+    def body(rank):
+        return status_of(group, root if rank == 0 else others, "leaders", rank)
+
+    assert group.each(body) == ["mismatch"] * group.size
+
+
+@pytest.mark.parametrize("name", ["leaders", "lanes"])
+def test_sizes_with_the_same_sum_are_a_mismatch(fresh, name):
+    """Rank 2 gives 4 and 12 bytes to the other host, where 8 and 8 are due. Ranks that have all may
+    be done before the others find it."""
+    group = fresh("2+2")
+    due = [[8] * 4 for _ in range(4)]
+    given = [*due[:2], [4, 12, 8, 8], due[3]]
+    cases = [Case("all_to_all", group.size, 0, dtype="uint8", sizes=each) for each in (due, given)]
+
+    def body(rank):
+        return status_of(group, cases[rank == 2], name, rank)
+
+    ended = group.each(body)
+    assert ended[:2] == ["mismatch"] * 2
+    assert set(ended) <= {"mismatch", "ok"}
+
+
+def status_of(group, case, name, rank):
+    """Run a call, compare it with the others', and return how it ended."""
+    try:
+        case.run(group.groups[rank], rank, name, 1, TINY, 20.0)
+        group.groups[rank].compare_last(time.monotonic_ns() + int(20e9))
+    except _native.CallError as error:
+        return error.status
+    return "ok"
+
+
 @pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 2]], ids=["one host", "a rank per host"])
 def test_without_hierarchy_there_are_no_parts(hosts):
     """Where all ranks share a host, or none do, such an algorithm is refused before any traffic."""

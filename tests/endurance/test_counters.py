@@ -30,7 +30,7 @@ BEFORE = 30  # counts from the start of a test to the end of the word
 CALLS = 3 * BEFORE
 WIDTHS = [32, 64, *long(16, 31, 39, 63)]
 TRANSPORTS = ["inproc", "tcp", "tls", "shm"]
-LARGE = 300_000  # bytes: announced, and copied by both ranks where they share a host
+LARGE = 600_000  # bytes: announced, and copied by both ranks where they share a host
 
 
 @pytest.fixture(params=WIDTHS, ids=lambda width: f"2**{width}")

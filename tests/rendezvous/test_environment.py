@@ -306,6 +306,9 @@ class FakeMPI:
 
         return FakeRequest(arrived)
 
+    def Iprobe(self) -> bool:
+        return False
+
 
 class FakeRequest:
     def __init__(self, test: Callable[[], bool]) -> None:

@@ -456,6 +456,9 @@ class Comm:
         buffer[0][: len(message)] = message
         return SimpleNamespace(Test=lambda: True, Cancel=lambda: None)
 
+    def Iprobe(self) -> bool:
+        return False
+
 
 @pytest.mark.parametrize("kind", ["unsigned", "other job", "other purpose", "cut", "other size"])
 def test_a_forged_address_over_mpi_is_refused(kind: str) -> None:

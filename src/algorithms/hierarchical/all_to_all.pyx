@@ -8,7 +8,8 @@ bundles all of a call whose size every rank knows. Inside a host the ranks use w
 offers. Bundles are best for short blocks, where the number of messages counts.
 
 Which blocks are bundled follows from their sizes. Unless all are known to be even, the ranks of a
-host first tell each other theirs, and the other host's ranks find the same sum.
+host first tell each other theirs, and the other host's ranks find the same sum. Then a bundle is
+headed by the sizes of its blocks, so that ranks that disagree about one find that out.
 
 Source: the two-level collectives of T. Kielmann, R. Hofman, H. Bal, A. Plaat and R. Bhoedjang,
 "MagPIe: MPI's collective communication operations for clustered wide area systems", PPoPP 1999.
@@ -23,7 +24,7 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
     BUNDLED_BYTES, Hosts, call_like, free_scratch, hosts_of, leader_of, member_at, members_on,
-    run_part,
+    run_part, size_at, write_size, wrong_size,
 )
 from cydist._native.pipeline cimport complete, copy, post_recv, post_send, withdraw
 
@@ -81,6 +82,13 @@ cdef size_t between(Comm *t, const Exchange *s, int host, int direction) noexcep
         for j in range(h.first[host], h.first[host + 1]):
             nbytes += size_of(t, s, k, direction, h.members[j])
     return nbytes
+
+
+cdef inline size_t sizes_between(const Call *c, const Hosts *h, int host) noexcept nogil:
+    """Return the bytes of the sizes before a bundle, which not all ranks know."""
+    if c.fingerprint.flags & EVEN:
+        return 0
+    return h.local.comm.size * members_on(h, host) * sizeof(uint64_t)
 
 
 cdef int all_to_all(Comm *t, Call *c, bint may_bundle) noexcept nogil:
@@ -156,9 +164,9 @@ cdef void choose_bundles(Comm *t, Call *c, Exchange *s, bint may_bundle) noexcep
             if s.gets_bundle[host]:
                 s.own_received += size_of(t, s, place, 1, h.members[j])
         if s.sends_bundle[host]:
-            s.sent += sent
+            s.sent += sizes_between(c, h, host) + sent
         if s.gets_bundle[host]:
-            s.received += received
+            s.received += sizes_between(c, h, host) + received
 
 
 cdef int cross(Comm *t, Call *c, Exchange *s) noexcept nogil:
@@ -216,13 +224,49 @@ cdef void post_bundles(Comm *t, Call *c, Exchange *s, int direction) noexcept no
     for host in range(h.count):
         if not (s.gets_bundle[host] if direction == 1 else s.sends_bundle[host]):
             continue
-        nbytes = between(t, s, host, direction)
+        nbytes = sizes_between(c, h, host) + between(t, s, host, direction)
         if direction == 1:
+            write_sizes(t, c, s, host, at, 1)   # for a recording, which moves no data
             post_recv(t, c, &s.requests[s.posted], at, nbytes, leader_of(h, host), 0)
         else:
             post_send(t, c, &s.requests[s.posted], at, nbytes, leader_of(h, host), 0)
         s.posted += 1
         at += nbytes
+
+
+cdef int size_number(const Hosts *h, int host, int direction, int k, int j) noexcept nogil:
+    """Return which of a bundle's sizes is of local rank k and rank j of the other host: they stand
+    by the rank that sends, then by the one that receives."""
+    return (k * members_on(h, host) + j if direction == 0
+            else j * h.local.comm.size + k)
+
+
+cdef void write_sizes(Comm *t, Call *c, const Exchange *s, int host, char *bundle,
+                      int direction) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef int k, j
+    if sizes_between(c, h, host) == 0:
+        return
+    for k in range(h.local.comm.size):
+        for j in range(members_on(h, host)):
+            write_size(bundle, size_number(h, host, direction, k, j),
+                       size_of(t, s, k, direction, member_at(h, host, j)))
+
+
+cdef int compare_sizes(Comm *t, Call *c, const Exchange *s, int host,
+                       const char *bundle) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef uint64_t theirs, ours
+    cdef int k, j
+    if sizes_between(c, h, host) == 0:
+        return OK
+    for k in range(h.local.comm.size):
+        for j in range(members_on(h, host)):
+            theirs = size_at(bundle, size_number(h, host, 1, k, j))
+            ours = size_of(t, s, k, 1, member_at(h, host, j))
+            if theirs != ours:
+                return wrong_size(c, member_at(h, host, j), theirs, ours)
+    return OK
 
 
 cdef size_t part_bytes(Comm *t, const Exchange *s, int k, int direction) noexcept nogil:
@@ -257,6 +301,9 @@ cdef int collect_bundles(Comm *t, Call *c, Exchange *s) noexcept nogil:
     if status == OK and h.local.comm.rank == 0:
         at = s.outgoing
         for host in range(h.count):
+            if s.sends_bundle[host]:
+                write_sizes(t, c, s, host, at, 0)
+                at += sizes_between(c, h, host)
             for k in range(h.local.comm.size if s.sends_bundle[host] else 0):
                 for j in range(members_on(h, host)):
                     rank = member_at(h, host, j)
@@ -293,6 +340,11 @@ cdef int hand_out_bundles(Comm *t, Call *c, Exchange *s) noexcept nogil:
     if h.local.comm.rank == 0:
         at = s.incoming
         for host in range(h.count):
+            if s.gets_bundle[host]:
+                status = compare_sizes(t, c, s, host, at)
+                if status != OK:
+                    return status
+                at += sizes_between(c, h, host)
             for j in range(members_on(h, host) if s.gets_bundle[host] else 0):
                 rank = member_at(h, host, j)
                 for k in range(h.local.comm.size):

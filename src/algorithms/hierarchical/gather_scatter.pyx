@@ -6,7 +6,9 @@
 Every block crosses once. A block of at most BUNDLED_BYTES divided by the ranks of its host is in
 the bundle that the host's leader, its lowest rank, exchanges with the root. A longer one goes
 straight between its rank and the root, which decide alike, since both know its size. A leader does
-not: its host's ranks tell it. In a gather they need not wait for each other.
+not: its host's ranks tell it. In a gather they need not wait for each other. A host of several
+ranks has a bundle in each call, headed by the sizes of all its blocks. So ranks that disagree about
+one find that out, whichever way it goes.
 
 Two hosts of two ranks, gather to rank 0:
 
@@ -22,15 +24,17 @@ Source: the two-level collectives of T. Kielmann, R. Hofman, H. Bal, A. Plaat an
 """
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport malloc
+from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
     GATHER, NO_MEMORY, OK, SCATTER, Block, Call, Comm, Request, patiently,
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    BUNDLED_BYTES, Hosts, free_scratch, hosts_of, leader_of, member_at, members_on,
+    BUNDLED_BYTES, Hosts, free_scratch, hosts_of, leader_of, member_at, members_on, size_at,
+    write_size, wrong_size,
 )
-from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send, withdraw
+from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send
 
 
 cdef enum:
@@ -51,20 +55,18 @@ ctypedef struct Rooted:         # the memory of a call
 
 
 cdef int open_rooted(Comm *t, Call *c, Rooted *s, int records, size_t bundled) noexcept nogil:
+    cdef int most = t.size + hosts_of(t).count      # the root's: of each rank and each host
     patiently(c)
     s.posted = 0
-    s.requests = <Request *>malloc(
-        (t.size + 1) * sizeof(Request) + records * RECORD_BYTES + bundled)
+    s.requests = <Request *>malloc(most * sizeof(Request) + records * RECORD_BYTES + bundled)
     if s.requests == NULL:
         return NO_MEMORY
-    s.records = <char *>(s.requests + t.size + 1)
+    s.records = <char *>(s.requests + most)
     s.bundles = s.records + records * RECORD_BYTES
     return OK
 
 
 cdef int close_rooted(Comm *t, Call *c, Rooted *s, int status) noexcept nogil:
-    if status != OK:
-        withdraw(t, s.requests, s.posted)
     free_scratch(t, c, s.requests)
     return status
 
@@ -79,11 +81,11 @@ cdef void receive(Comm *t, Call *c, Rooted *s, Block block, int peer, Step step)
     s.posted += 1
 
 
-cdef int complete_from(Comm *t, Call *c, Rooted *s, int first) noexcept nogil:
-    """Complete the requests from number `first` on, which leaves the earlier ones."""
-    cdef int count = s.posted - first
-    s.posted = first
-    return complete(t, c, s.requests + first, count)
+cdef int complete_all(Comm *t, Call *c, Rooted *s) noexcept nogil:
+    """Complete the requests that are posted; after a failure they are withdrawn."""
+    cdef int count = s.posted
+    s.posted = 0
+    return complete(t, c, s.requests, count)
 
 
 cdef inline bint is_bundled(const Hosts *h, int host, size_t nbytes) noexcept nogil:
@@ -96,27 +98,32 @@ cdef inline uint64_t *size_in(Rooted *s, int k) noexcept nogil:
     return <uint64_t *>(s.records + k * RECORD_BYTES)
 
 
-cdef size_t bundle_of(const Hosts *h, int host, const Block *blocks, bint *any) noexcept nogil:
-    """Return the bytes of a host's bundle; `any`: whether there is one."""
-    cdef size_t nbytes = 0
+cdef inline size_t sizes_on(const Hosts *h, int host) noexcept nogil:
+    """Return the bytes of the sizes before a host's bundle."""
+    return members_on(h, host) * sizeof(uint64_t)
+
+
+cdef size_t bundle_of(const Hosts *h, int host, const Block *blocks) noexcept nogil:
+    """Return the bytes of a host's bundle, with the sizes; 0: it has none."""
+    cdef size_t nbytes
     cdef Block block
     cdef int k
-    any[0] = False
-    for k in range(members_on(h, host) if host != h.here else 0):
+    if host == h.here or members_on(h, host) == 1:
+        return 0
+    nbytes = sizes_on(h, host)
+    for k in range(members_on(h, host)):
         block = blocks[member_at(h, host, k)]
         if is_bundled(h, host, block.nbytes):
-            any[0] = True
             nbytes += block.nbytes
     return nbytes
 
 
-cdef size_t bundled_bytes(const Hosts *h, const Block *blocks) noexcept nogil:
+cdef size_t bytes_of_bundles(const Hosts *h, const Block *blocks) noexcept nogil:
     """Return the bytes of all bundles at the root."""
     cdef size_t nbytes = 0
-    cdef bint _any
     cdef int host
     for host in range(h.count):
-        nbytes += bundle_of(h, host, blocks, &_any)
+        nbytes += bundle_of(h, host, blocks)
     return nbytes
 
 
@@ -129,7 +136,7 @@ cdef int gather(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     if t.rank == c.root:
         return gather_all(t, c)
-    if h.host[c.root] == h.here:
+    if h.host[c.root] == h.here or h.local.comm.size == 1:
         patiently(c)
         return exchange(t, c, DIRECT, c.inputs[0].ptr, c.inputs[0].nbytes, c.root, NULL, 0, -1)
     if h.local.comm.rank == 0:
@@ -147,6 +154,7 @@ cdef int give(Comm *t, Call *c) noexcept nogil:
     cdef size_t begun
     if status != OK:
         return status
+    memset(s.records, 0, RECORD_BYTES)
     size_in(&s, 0)[0] = own.nbytes
     if is_bundled(h, h.here, own.nbytes):
         begun = in_record(own.nbytes)
@@ -157,26 +165,24 @@ cdef int give(Comm *t, Call *c) noexcept nogil:
     else:
         send(t, c, &s, Block(s.records, RECORD_BYTES), leader, RECORD)
         send(t, c, &s, own, c.root, DIRECT)
-    return close_rooted(t, c, &s, complete_from(t, c, &s, 0))
+    return close_rooted(t, c, &s, complete_all(t, c, &s))
 
 
 cdef int gather_bundle(Comm *t, Call *c) noexcept nogil:
     """Collect what this host's ranks give, and send it to the root on another one."""
     cdef Hosts *h = hosts_of(t)
     cdef Rooted s
-    cdef int status = open_rooted(t, c, &s, h.local.comm.size, BUNDLED_BYTES)
-    cdef int first, k
+    cdef int status = open_rooted(t, c, &s, h.local.comm.size,
+                                  sizes_on(h, h.here) + BUNDLED_BYTES)
+    cdef int k
     if status != OK:
         return status
-    for k in range(h.local.comm.size):      # the others' until they tell: a recording moves no data
+    for k in range(h.local.comm.size):      # for a recording, which moves no data
         size_in(&s, k)[0] = c.inputs[0].nbytes
-    if not is_bundled(h, h.here, c.inputs[0].nbytes):
-        send(t, c, &s, c.inputs[0], c.root, DIRECT)
-    first = s.posted
     for k in range(1, h.local.comm.size):
         receive(t, c, &s, Block(s.records + k * RECORD_BYTES, RECORD_BYTES),
                 member_at(h, h.here, k), RECORD)
-    status = complete_from(t, c, &s, first)
+    status = complete_all(t, c, &s)
     if status == OK:
         status = send_bundle(t, c, &s)
     return close_rooted(t, c, &s, status)
@@ -184,50 +190,53 @@ cdef int gather_bundle(Comm *t, Call *c) noexcept nogil:
 
 cdef int send_bundle(Comm *t, Call *c, Rooted *s) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef char *at = s.bundles
-    cdef bint any = False
-    cdef int first = s.posted, k, status
+    cdef char *at = s.bundles + sizes_on(h, h.here)
+    cdef int k, status
     cdef size_t nbytes, begun
     for k in range(h.local.comm.size):
         nbytes = size_in(s, k)[0]
+        write_size(s.bundles, k, nbytes)
         if not is_bundled(h, h.here, nbytes):
             continue
-        any = True
         begun = nbytes if k == 0 else in_record(nbytes)
         copy(at, c.inputs[0].ptr if k == 0 else <char *>(size_in(s, k) + 1), begun)
         if begun < nbytes:
             receive(t, c, s, Block(at + begun, nbytes - begun), member_at(h, h.here, k), REST)
         at += nbytes
-    status = complete_from(t, c, s, first)
-    if status == OK and any:
-        send(t, c, s, Block(s.bundles, at - s.bundles), c.root, BUNDLE)
-    return complete_from(t, c, s, 0) if status == OK else status
+    status = complete_all(t, c, s)
+    if status != OK:
+        return status
+    send(t, c, s, Block(s.bundles, at - s.bundles), c.root, BUNDLE)
+    if not is_bundled(h, h.here, c.inputs[0].nbytes):
+        send(t, c, s, c.inputs[0], c.root, DIRECT)
+    return complete_all(t, c, s)
 
 
 cdef int gather_all(Comm *t, Call *c) noexcept nogil:
     """Receive all blocks at the root."""
     cdef Hosts *h = hosts_of(t)
     cdef Rooted s
-    cdef int status = open_rooted(t, c, &s, 0, bundled_bytes(h, c.outputs))
+    cdef int status = open_rooted(t, c, &s, 0, bytes_of_bundles(h, c.outputs))
     cdef char *at
     cdef size_t nbytes
-    cdef bint any
-    cdef int host, rank
+    cdef int host, rank, k
     if status != OK:
         return status
     at = s.bundles
-    for host in range(h.count):
-        nbytes = bundle_of(h, host, c.outputs, &any)
-        if any:
+    for host in range(h.count):     # awaited first: their sizes tell which blocks go straight
+        nbytes = bundle_of(h, host, c.outputs)
+        if nbytes != 0:
+            for k in range(members_on(h, host)):        # for a recording, which moves no data
+                write_size(at, k, c.outputs[member_at(h, host, k)].nbytes)
             receive(t, c, &s, Block(at, nbytes), leader_of(h, host), BUNDLE)
             at += nbytes
     for rank in range(t.size):
         if rank != t.rank and goes_direct(h, rank, c.outputs[rank].nbytes):
             receive(t, c, &s, c.outputs[rank], rank, DIRECT)
     copy(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
-    status = complete_from(t, c, &s, 0)
+    status = complete_all(t, c, &s)
     if status == OK:
-        move_bundles(h, &s, c.outputs, False)
+        status = open_bundles(c, h, &s)
     return close_rooted(t, c, &s, status)
 
 
@@ -236,24 +245,34 @@ cdef inline bint goes_direct(const Hosts *h, int rank, size_t nbytes) noexcept n
     return h.host[rank] == h.here or not is_bundled(h, h.host[rank], nbytes)
 
 
-cdef void move_bundles(const Hosts *h, Rooted *s, const Block *blocks, bint into) noexcept nogil:
-    """Copy the bundled blocks at the root into the bundles, or out of them."""
-    cdef char *at = s.bundles
+cdef int open_bundles(Call *c, const Hosts *h, Rooted *s) noexcept nogil:
+    """Compare the sizes of all blocks, and take those that came in bundles."""
+    cdef const char *at = s.bundles
+    cdef const char *sizes
     cdef Block block
-    cdef int i, rank
-    for i in range(h.first[h.count]):
-        rank = h.members[i]
-        block = blocks[rank]
-        if not goes_direct(h, rank, block.nbytes):
-            copy(at if into else block.ptr, block.ptr if into else at, block.nbytes)
-            at += block.nbytes
+    cdef int host, k, rank
+    for host in range(h.count):
+        if bundle_of(h, host, c.outputs) == 0:
+            continue
+        sizes = at
+        at += sizes_on(h, host)
+        for k in range(members_on(h, host)):
+            rank = member_at(h, host, k)
+            if size_at(sizes, k) != c.outputs[rank].nbytes:
+                return wrong_size(c, rank, size_at(sizes, k), c.outputs[rank].nbytes)
+        for k in range(members_on(h, host)):
+            block = c.outputs[member_at(h, host, k)]
+            if is_bundled(h, host, block.nbytes):
+                copy(block.ptr, at, block.nbytes)
+                at += block.nbytes
+    return OK
 
 
 cdef int scatter(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     if t.rank == c.root:
         return scatter_all(t, c)
-    if h.host[c.root] == h.here:
+    if h.host[c.root] == h.here or h.local.comm.size == 1:
         patiently(c)
         return exchange(t, c, DIRECT, NULL, 0, -1, c.outputs[0].ptr, c.outputs[0].nbytes, c.root)
     if h.local.comm.rank == 0:
@@ -275,26 +294,24 @@ cdef int get(Comm *t, Call *c) noexcept nogil:
         receive(t, c, &s, c.outputs[0], leader, REST)
     else:
         receive(t, c, &s, c.outputs[0], c.root, DIRECT)
-    return close_rooted(t, c, &s, complete_from(t, c, &s, 0))
+    return close_rooted(t, c, &s, complete_all(t, c, &s))
 
 
 cdef int scatter_bundle(Comm *t, Call *c) noexcept nogil:
     """Receive what the root on another host has for this one's ranks, and hand it on."""
     cdef Hosts *h = hosts_of(t)
     cdef Rooted s
-    cdef int status = open_rooted(t, c, &s, h.local.comm.size, BUNDLED_BYTES)
-    cdef int first, k
+    cdef int status = open_rooted(t, c, &s, h.local.comm.size,
+                                  sizes_on(h, h.here) + BUNDLED_BYTES)
+    cdef int k
     if status != OK:
         return status
-    for k in range(h.local.comm.size):      # the others' until they tell: a recording moves no data
+    for k in range(h.local.comm.size):      # for a recording, which moves no data
         size_in(&s, k)[0] = c.outputs[0].nbytes
-    if not is_bundled(h, h.here, c.outputs[0].nbytes):
-        receive(t, c, &s, c.outputs[0], c.root, DIRECT)
-    first = s.posted
     for k in range(1, h.local.comm.size):
         receive(t, c, &s, Block(s.records + k * RECORD_BYTES, sizeof(uint64_t)),
                 member_at(h, h.here, k), RECORD)
-    status = complete_from(t, c, &s, first)
+    status = complete_all(t, c, &s)
     if status == OK:
         status = hand_on(t, c, &s)
     return close_rooted(t, c, &s, status)
@@ -302,19 +319,24 @@ cdef int scatter_bundle(Comm *t, Call *c) noexcept nogil:
 
 cdef int hand_on(Comm *t, Call *c, Rooted *s) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef char *at = s.bundles
+    cdef char *at = s.bundles + sizes_on(h, h.here)
     cdef size_t nbytes
-    cdef bint any = False
-    cdef int first = s.posted, k, status = OK
+    cdef int k, status
     for k in range(h.local.comm.size):
+        write_size(s.bundles, k, size_in(s, k)[0])      # for a recording
         if is_bundled(h, h.here, size_in(s, k)[0]):
-            any = True
             at += size_in(s, k)[0]
-    if any:
-        receive(t, c, s, Block(s.bundles, at - s.bundles), c.root, BUNDLE)
-        status = complete_from(t, c, s, first)
-    at = s.bundles
-    for k in range(h.local.comm.size if status == OK else 0):
+    receive(t, c, s, Block(s.bundles, at - s.bundles), c.root, BUNDLE)
+    status = complete_all(t, c, s)
+    if status != OK:
+        return status
+    for k in range(h.local.comm.size):
+        if size_at(s.bundles, k) != size_in(s, k)[0]:
+            return wrong_size(c, c.root, size_at(s.bundles, k), size_in(s, k)[0])
+    if not is_bundled(h, h.here, c.outputs[0].nbytes):
+        receive(t, c, s, c.outputs[0], c.root, DIRECT)
+    at = s.bundles + sizes_on(h, h.here)
+    for k in range(h.local.comm.size):
         nbytes = size_in(s, k)[0]
         if not is_bundled(h, h.here, nbytes):
             continue
@@ -323,32 +345,43 @@ cdef int hand_on(Comm *t, Call *c, Rooted *s) noexcept nogil:
         else:
             send(t, c, s, Block(at, nbytes), member_at(h, h.here, k), REST)
         at += nbytes
-    return complete_from(t, c, s, 0) if status == OK else status
+    return complete_all(t, c, s)
 
 
 cdef int scatter_all(Comm *t, Call *c) noexcept nogil:
     """Send all blocks from the root."""
     cdef Hosts *h = hosts_of(t)
     cdef Rooted s
-    cdef int status = open_rooted(t, c, &s, 0, bundled_bytes(h, c.inputs))
+    cdef int status = open_rooted(t, c, &s, 0, bytes_of_bundles(h, c.inputs))
     cdef char *at
-    cdef size_t nbytes
-    cdef bint any
     cdef int host, rank
     if status != OK:
         return status
-    move_bundles(h, &s, c.inputs, True)
     at = s.bundles
     for host in range(h.count):
-        nbytes = bundle_of(h, host, c.inputs, &any)
-        if any:
-            send(t, c, &s, Block(at, nbytes), leader_of(h, host), BUNDLE)
-            at += nbytes
+        if bundle_of(h, host, c.inputs) != 0:
+            at = send_bundle_to(t, c, &s, host, at)
     for rank in range(t.size):
         if rank != t.rank and goes_direct(h, rank, c.inputs[rank].nbytes):
             send(t, c, &s, c.inputs[rank], rank, DIRECT)
     copy(c.outputs[0].ptr, c.inputs[t.rank].ptr, c.outputs[0].nbytes)
-    return close_rooted(t, c, &s, complete_from(t, c, &s, 0))
+    return close_rooted(t, c, &s, complete_all(t, c, &s))
+
+
+cdef char *send_bundle_to(Comm *t, Call *c, Rooted *s, int host, char *bundle) noexcept nogil:
+    """Lay out a host's bundle and send it; return its end."""
+    cdef Hosts *h = hosts_of(t)
+    cdef char *at = bundle + sizes_on(h, host)
+    cdef Block block
+    cdef int k
+    for k in range(members_on(h, host)):
+        block = c.inputs[member_at(h, host, k)]
+        write_size(bundle, k, block.nbytes)
+        if is_bundled(h, host, block.nbytes):
+            copy(at, block.ptr, block.nbytes)
+            at += block.nbytes
+    send(t, c, s, Block(bundle, at - bundle), leader_of(h, host), BUNDLE)
+    return at
 
 
 implement(b"leaders", GATHER, gather)

@@ -273,9 +273,9 @@ cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
     cdef bint slower = trial.direct_ns + AGREEMENT_NS > trial.fallback_ns
     if trial.direct_ns == 0 or trial.fallback_ns == 0:
         return YES if trial.direct_ns == 0 else NO
-    if trial.tries == 0 and now < trial.again_ns:
+    if trial.tries <= 0 and now < trial.again_ns:
         return NOT_FOR_A_WHILE if slower else YES
-    if trial.tries == 0:
+    if trial.tries <= 0:        # less if two threads have decided at once
         trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.fallback_ns), LONGEST_NS)
         trial.tries = TRIES
         trial.tries_direct = slower
