@@ -24,7 +24,7 @@ Source: the two-level collectives of T. Kielmann, R. Hofman, H. Bal, A. Plaat an
 """
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from cydist._native.abi cimport (
     GATHER, NO_MEMORY, OK, SCATTER, Block, Call, Comm, Request, patiently,
