@@ -12,7 +12,7 @@ With "adaptive", one rank also says no when the fallback is the faster way. How 
 what another has written depends on where the host places them, and may change from one second to
 the next; so does writing what another has read. That rank measures both ways, from when all ranks
 have arrived. It tries the slower way again, in eight calls, after 256 times as long as one takes.
-Where the fallback is faster, and all ranks know the call's length, the rank says so for the next 32
+If the fallback is faster, and all ranks know the call's length, the rank says so for the next 32
 calls of that length, and they take no step to agree. The bits are the same.
 
 A failing rank must not return arrays while other ranks access them: they would read data that it

@@ -10,7 +10,7 @@ cdef enum:
     TOKEN_BYTES = 32
     REGIONS = 1024              # groups that can have windows at the same time
     BUSY = 1                    # in place of an offset: ask again
-    PORTION = 16384             # of bytes: one copy, while the other side copies the previous one
+    PORTION = 16384             # of a ring or cell: copied while the other side copies another
 
 
 cdef enum Departure:            # Member.left

@@ -211,7 +211,7 @@ def hierarchical(
             seconds += _local(collective, each, part, machine, windows)
             continue
         if where == "onward" or (at_once > 1 and _is_chain(collective, hosts, part)):
-            # What one lane sends is on the wire while another lane waits.
+            # One lane has the wire while another waits.
             segments, segment = _segments(part)
             seconds += Rounds("chain", segments, hosts, segment).seconds(1, machine)
             seconds += (at_once - 1) * segments * machine.between.carries(segment, both_ways=True)

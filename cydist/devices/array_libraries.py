@@ -42,7 +42,7 @@ class ArrayLibrary(ABC):
 
     name: str
     keeps_captured_memory = False  # what is allocated in a capture belongs to the graph
-    arrays_like_cupy = False  # the fast path may read its arrays by the attributes of cupy's
+    arrays_like_cupy = False  # the fast path may read its arrays by attributes as cupy has
 
     @abstractmethod
     def owns(self, owner: object) -> bool:

@@ -40,7 +40,7 @@ def by_mpi(call: InitArguments, MPI: Any) -> Store:
     whether their user's secret gives the same, or whether they were given one. Unless all agree, a
     new secret travels over MPI.
 
-    It uses synchronous sends, and none of MPI's collectives: those may leave a rank waiting for
+    It uses synchronous sends, and no collectives: those may leave a rank waiting for
     another rank's next call of MPI, which would come only after this meeting.
     """
     rank, size = call.with_rank("env://")

@@ -523,7 +523,7 @@ def segment_bytes(
 def part_segment_bytes(whole: tuple[int, bool, str], ranks: int, windows: bool) -> int:
     """Return the unit of pipelining in a part of a group on several hosts.
 
-    What was measured for the group holds for its parts, since the measured calls used it there.
+    A group's measurement holds for its parts, since the measured calls used it there.
 
     Args:
         whole: The group's ranks, windows and placement.

@@ -374,7 +374,7 @@ cdef class Group:
             self.leave_comm()
 
     def run_as_part_of(self, CallRecord call) -> None:
-        """Let collectives be parts of `whole` from now on: other ranks are told of that if one
+        """Let collectives be parts of a call from now on: other ranks are told of that if one
         fails.
 
         Args:

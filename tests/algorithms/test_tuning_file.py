@@ -139,7 +139,7 @@ def test_segments_of_parts() -> None:
 
 
 def test_a_library_has_no_measured_segment() -> None:
-    """What was measured over sockets says nothing of a library's messages."""
+    """Measurements over sockets say nothing of a library's messages."""
     tuning_file.use_measured([Measured(2, False, {}, 4096)])
     shipped = tuning_table.DEFAULT_SEGMENT_BYTES
     assert tuning_table.segment_bytes(2, False, library="MPICH") == shipped

@@ -116,7 +116,7 @@ def test_hosts_with_many_ranks_do_not_spin() -> None:
 
 @pytest.mark.parametrize("beyond", [0, 1 << 20], ids=["short", "long"])
 def test_both_ways_of_a_link_slow_each_other(beyond: int) -> None:
-    """What is beyond the window takes twice the wire's time where the other way is busy."""
+    """Bytes beyond the window take twice the wire's time where the other way is busy."""
     nbytes = (1 << 16) + beyond
     logs = [
         [(what, peer, step, nbytes, request) for what, peer, step, _, request in log]

@@ -98,7 +98,7 @@ def test_a_failure_is_shown_once(launcher: Launcher) -> None:
 
 
 def test_a_traceback_that_was_shown_is_not_repeated(launcher: Launcher) -> None:
-    """Of a rank that seemed to go on after its traceback, and ended by it after all."""
+    """The rank seemed to go on after its traceback, and ended by it after all."""
     os.mkfifo(launcher.directory / "shown")
     script = launcher.script(
         "import atexit",

@@ -2,7 +2,7 @@
 
 The ranks meet as they do under torchrun (cydist/rendezvous/shared_address.py): only an address is
 taken from torch's store, and the process there proves that it knows the job's secret. Later groups
-share the connections and the memory of torch's default group, and cause no traffic.
+share the connections and the memory of the default group in torch, and cause no traffic.
 """
 
 from __future__ import annotations

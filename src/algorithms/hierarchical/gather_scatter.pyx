@@ -89,7 +89,7 @@ cdef int complete_all(Comm *t, Call *c, Rooted *s) noexcept nogil:
 
 
 cdef inline bint is_bundled(const Hosts *h, int host, size_t nbytes) noexcept nogil:
-    """Return whether a block of a rank on this host, away from the root's, goes by its leader."""
+    """Return whether a rank on this host, away from the root's, leaves its block to the leader."""
     return members_on(h, host) > 1 and nbytes <= <size_t>(BUNDLED_BYTES // members_on(h, host))
 
 
@@ -101,6 +101,21 @@ cdef inline uint64_t *size_in(Rooted *s, int k) noexcept nogil:
 cdef inline size_t sizes_on(const Hosts *h, int host) noexcept nogil:
     """Return the bytes of the sizes before a host's bundle."""
     return members_on(h, host) * sizeof(uint64_t)
+
+
+cdef int open_leader(Comm *t, Call *c, Rooted *s, size_t own, size_t record) noexcept nogil:
+    """Open the memory of a leader, and get the records of its host's ranks, of `record` bytes."""
+    cdef Hosts *h = hosts_of(t)
+    cdef int status = open_rooted(t, c, s, h.local.comm.size, sizes_on(h, h.here) + BUNDLED_BYTES)
+    cdef int k
+    if status != OK:
+        return status
+    for k in range(h.local.comm.size):      # for a recording, which moves no data
+        size_in(s, k)[0] = own
+    for k in range(1, h.local.comm.size):
+        receive(t, c, s, Block(s.records + k * RECORD_BYTES, record), member_at(h, h.here, k),
+                RECORD)
+    return complete_all(t, c, s)
 
 
 cdef size_t bundle_of(const Hosts *h, int host, const Block *blocks) noexcept nogil:
@@ -170,19 +185,8 @@ cdef int give(Comm *t, Call *c) noexcept nogil:
 
 cdef int gather_bundle(Comm *t, Call *c) noexcept nogil:
     """Collect what this host's ranks give, and send it to the root on another one."""
-    cdef Hosts *h = hosts_of(t)
     cdef Rooted s
-    cdef int status = open_rooted(t, c, &s, h.local.comm.size,
-                                  sizes_on(h, h.here) + BUNDLED_BYTES)
-    cdef int k
-    if status != OK:
-        return status
-    for k in range(h.local.comm.size):      # for a recording, which moves no data
-        size_in(&s, k)[0] = c.inputs[0].nbytes
-    for k in range(1, h.local.comm.size):
-        receive(t, c, &s, Block(s.records + k * RECORD_BYTES, RECORD_BYTES),
-                member_at(h, h.here, k), RECORD)
-    status = complete_all(t, c, &s)
+    cdef int status = open_leader(t, c, &s, c.inputs[0].nbytes, RECORD_BYTES)
     if status == OK:
         status = send_bundle(t, c, &s)
     return close_rooted(t, c, &s, status)
@@ -299,19 +303,8 @@ cdef int get(Comm *t, Call *c) noexcept nogil:
 
 cdef int scatter_bundle(Comm *t, Call *c) noexcept nogil:
     """Receive what the root on another host has for this one's ranks, and hand it on."""
-    cdef Hosts *h = hosts_of(t)
     cdef Rooted s
-    cdef int status = open_rooted(t, c, &s, h.local.comm.size,
-                                  sizes_on(h, h.here) + BUNDLED_BYTES)
-    cdef int k
-    if status != OK:
-        return status
-    for k in range(h.local.comm.size):      # for a recording, which moves no data
-        size_in(&s, k)[0] = c.outputs[0].nbytes
-    for k in range(1, h.local.comm.size):
-        receive(t, c, &s, Block(s.records + k * RECORD_BYTES, sizeof(uint64_t)),
-                member_at(h, h.here, k), RECORD)
-    status = complete_all(t, c, &s)
+    cdef int status = open_leader(t, c, &s, c.outputs[0].nbytes, sizeof(uint64_t))
     if status == OK:
         status = hand_on(t, c, &s)
     return close_rooted(t, c, &s, status)

@@ -270,15 +270,15 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
 
 cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
     """Return whether to agree to exposure: what was faster, or the other way now and then."""
-    cdef bint slower = trial.direct_ns + AGREEMENT_NS > trial.fallback_ns
+    cdef bint direct_is_slower = trial.direct_ns + AGREEMENT_NS > trial.fallback_ns
     if trial.direct_ns == 0 or trial.fallback_ns == 0:
         return YES if trial.direct_ns == 0 else NO
     if trial.tries <= 0 and now < trial.again_ns:
-        return NOT_FOR_A_WHILE if slower else YES
+        return NOT_FOR_A_WHILE if direct_is_slower else YES
     if trial.tries <= 0:        # less if two threads have decided at once
         trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.fallback_ns), LONGEST_NS)
         trial.tries = TRIES
-        trial.tries_direct = slower
+        trial.tries_direct = direct_is_slower
     trial.tries -= 1
     return YES if trial.tries_direct else NO
 
