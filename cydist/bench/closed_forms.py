@@ -49,13 +49,16 @@ COMPOSED: dict[Key, Callable[[int, int, int], list[Part]]] = {
     ("reduce_scatter", "leaders"): lambda n, hosts, each: [
         ("local", "reduce", n, each), ("across", "reduce_scatter", n, 1),
         ("local", "broadcast", n // hosts, each)],
-    ("scan", "leaders"): lambda n, hosts, each: [
-        ("local", "exscan", n, each), ("across", "exscan", n, 1), ("local", "broadcast", n, each)],
-    ("scan", "lanes"): lambda n, hosts, each: [
-        ("local", "exscan", n, each), ("local", "reduce_scatter", n, each),
-        ("onward", "scan", n // each, each), ("local", "all_gather", n, each)],
+} | {
+    (op, "leaders"): lambda n, hosts, each, op=op: [
+        ("local", op, n, each), ("across", "exscan", n, 1), ("local", "broadcast", n, each)]
+    for op in ("scan", "exscan")
+} | {
+    (op, "lanes"): lambda n, hosts, each, op=op: [
+        ("local", "reduce_scatter", n, each), ("local", op, n, each),
+        ("onward", "scan", n // each, each), ("local", "all_gather", n, each)]
+    for op in ("scan", "exscan")
 }  # fmt: skip
-COMPOSED |= {("exscan", name): COMPOSED["scan", name] for name in ("leaders", "lanes")}
 # Those whose blocks go round a ring of hosts, and what the ranks of a host do with them meanwhile.
 RINGS_OF_HOSTS = {
     ("all_gather", "lanes"): "all_gather",

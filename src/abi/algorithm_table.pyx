@@ -210,7 +210,7 @@ cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native, object p
 
 # What hierarchical algorithms run on parts of a group
 cdef tuple ON_PARTS = (BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER,
-                       ALL_TO_ALL, BARRIER, EXSCAN)
+                       ALL_TO_ALL, BARRIER, SCAN, EXSCAN)
 
 
 cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t segment_bytes):

@@ -39,15 +39,13 @@ from cydist._native.pipeline cimport (
 )
 
 
-ctypedef struct Prefix:         # the memory of a call: each `nbytes` long
-    char *before                # the sum of this host's ranks before this one; invalid on the first
-    char *sum                   # and of this one
+ctypedef struct Prefix:         # the memory of a call
     char *hosts                 # the sum of the hosts before this one; invalid on the first host
-    Block own                   # with "lanes": this rank's block of its host's sum
-    Block *blocks
+    Block own                   # this host's sum; with "lanes" this rank's block of it
+    Block *blocks               # with "lanes": of each rank of this host
 
 
-ctypedef int (*Cross)(Comm *t, Call *c, Prefix *s) noexcept nogil
+ctypedef int (*Cross)(Comm *t, Call *c, Prefix *s, bint inclusive) noexcept nogil
 
 
 cdef inline Reduction bare(const Reduction *op) noexcept nogil:
@@ -57,76 +55,75 @@ cdef inline Reduction bare(const Reduction *op) noexcept nogil:
     return inner
 
 
-cdef int run(Comm *t, Call *c, bint inclusive, Cross cross) noexcept nogil:
+cdef int run(Comm *t, Call *c, bint inclusive, size_t room, Cross cross) noexcept nogil:
+    """Run a scan or exscan whose rank needs `room` bytes for this host's sum."""
     cdef Hosts *h = hosts_of(t)
     cdef size_t nbytes = c.inputs[0].nbytes
     cdef int size = h.local.comm.size
     cdef Prefix s
-    cdef char *memory = <char *>malloc(size * sizeof(Block) + 4 * nbytes)
+    cdef char *memory = <char *>malloc(size * sizeof(Block) + room + nbytes)
     cdef int status
     if memory == NULL:
         return NO_MEMORY
     s.blocks = <Block *>memory
-    s.before = <char *>(s.blocks + size)
-    s.sum = s.before + nbytes
-    s.hosts = s.sum + nbytes
-    s.own = Block(s.hosts + nbytes, 0)
+    s.own = Block(<char *>(s.blocks + size), room)
+    s.hosts = s.own.ptr + room
     patiently(c)
-    status = scan_here(t, c, &s)
-    if status == OK:
-        status = cross(t, c, &s)
+    status = cross(t, c, &s, inclusive)
     if status == OK:
         finish(t, c, &s, inclusive)
     free_scratch(t, c, memory)
     return status
 
 
-cdef int scan_here(Comm *t, Call *c, Prefix *s) noexcept nogil:
+cdef int scan_here(Comm *t, Call *c, bint inclusive) noexcept nogil:
+    """Write the sum of this host's ranks before this one, or up to it, into the result. An exscan
+    leaves that of the host's first rank as it is."""
     cdef Hosts *h = hosts_of(t)
     cdef Reduction partial = unfinished(c.op)
-    cdef Block before = Block(s.before, c.inputs[0].nbytes)
     cdef Call inner = call_like(c)
-    cdef int status = OK
-    if h.local.comm.size > 1:
-        inner.op = &partial
-        inner.inputs = c.inputs
-        inner.outputs = &before
-        status = run_part(&h.local, c, &inner, EXSCAN, before.nbytes)
-    if status == OK:
-        contribute(c.op, s.sum, c.inputs[0].ptr, before.nbytes)
-        if h.local.comm.rank > 0:
-            combine(c.op, s.sum, s.before, s.sum, before.nbytes)
-    return status
+    if h.local.comm.size == 1:
+        if inclusive:
+            contribute(c.op, c.outputs[0].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
+        return OK
+    inner.op = &partial
+    inner.inputs = c.inputs
+    inner.outputs = c.outputs
+    return run_part(&h.local, c, &inner, SCAN if inclusive else EXSCAN, c.inputs[0].nbytes)
 
 
 cdef void finish(Comm *t, Call *c, Prefix *s, bint inclusive) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef Block result = c.outputs[0]
-    cdef const char *here = s.sum if inclusive else s.before
     if t.rank == 0 and not inclusive:
         return                  # exscan leaves rank 0's output unchanged
     if not inclusive and h.local.comm.rank == 0:
         copy(result.ptr, s.hosts, result.nbytes)
-    elif h.here == 0:
-        copy(result.ptr, here, result.nbytes)
-    else:
-        combine(c.op, result.ptr, s.hosts, here, result.nbytes)
+    elif h.here > 0:
+        combine(c.op, result.ptr, s.hosts, result.ptr, result.nbytes)
     conclude(c.op, result.ptr, result.nbytes)
 
 
-cdef int by_leaders(Comm *t, Call *c, Prefix *s) noexcept nogil:
+cdef int by_leaders(Comm *t, Call *c, Prefix *s, bint inclusive) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef Reduction sums = bare(c.op)
     cdef size_t nbytes = c.inputs[0].nbytes
-    cdef Block sum = Block(s.sum, nbytes)
     cdef Block hosts = Block(s.hosts, nbytes)
     cdef int last = h.local.comm.size - 1
-    cdef int status = OK
+    cdef bint is_last = h.local.comm.rank == last
+    cdef int status
     cdef Call inner
-    if h.local.comm.rank == last:
+    if is_last and not inclusive:   # before the result takes its place
+        contribute(c.op, s.own.ptr, c.inputs[0].ptr, nbytes)
+    status = scan_here(t, c, inclusive)
+    if status == OK and is_last:
+        if inclusive:
+            s.own = c.outputs[0]
+        elif last > 0:
+            combine(c.op, s.own.ptr, c.outputs[0].ptr, s.own.ptr, nbytes)
         inner = call_like(c)
         inner.op = &sums
-        inner.inputs = &sum
+        inner.inputs = &s.own
         inner.outputs = &hosts
         status = run_part(across_at(t, LAST_PLACE, -1), c, &inner, EXSCAN, nbytes)
     if status == OK and h.here > 0 and last > 0:
@@ -149,20 +146,22 @@ cdef void cut(Comm *t, Call *c, char *memory, Block *blocks) noexcept nogil:
             blocks[k] = block_of(whole, k, h.lanes, c.op.itemsize)
 
 
-cdef int by_lanes(Comm *t, Call *c, Prefix *s) noexcept nogil:
+cdef int by_lanes(Comm *t, Call *c, Prefix *s, bint inclusive) noexcept nogil:
+    """Sum up what the next host needs, and scan while it travels."""
     cdef Hosts *h = hosts_of(t)
-    cdef int place = h.local.comm.rank
-    cdef size_t nbytes = c.inputs[0].nbytes
     cdef int status = OK
-    if h.here + 1 < h.count:    # what the next host needs
+    if h.here + 1 < h.count:
         cut(t, c, c.inputs[0].ptr, s.blocks)
-        s.own.nbytes = s.blocks[place].nbytes
+        s.own.nbytes = s.blocks[h.local.comm.rank].nbytes
         status = sum_here(t, c, s)
-    cut(t, c, s.hosts, s.blocks)
-    if status == OK and place < h.lanes:
-        status = hand_on(t, c, s, s.blocks[place])
+    if status == OK and h.here == 0:
+        status = hand_on(t, c, s)
+    if status == OK:
+        status = scan_here(t, c, inclusive)
+    if status == OK and h.here > 0:
+        status = hand_on(t, c, s)
     if status == OK and h.here > 0 and h.local.comm.size > 1:
-        status = gather_prefix(t, c, s, nbytes)
+        status = gather_prefix(t, c, s, c.inputs[0].nbytes)
     return status
 
 
@@ -177,20 +176,25 @@ cdef int sum_here(Comm *t, Call *c, Prefix *s) noexcept nogil:
     return run_part(&h.local, c, &inner, REDUCE_SCATTER, c.inputs[0].nbytes)
 
 
-cdef int hand_on(Comm *t, Call *c, Prefix *s, Block prefix) noexcept nogil:
-    """Receive a block of the prefix from the host before, and send it with this host's sum to the
-    next one."""
+cdef int hand_on(Comm *t, Call *c, Prefix *s) noexcept nogil:
+    """Receive a lane's block of the prefix from the host before, and send it with this host's sum
+    to the next one."""
     cdef Hosts *h = hosts_of(t)
     cdef Part *lane = across_at(t, h.local.comm.rank, -1)
     cdef int source = h.here - 1
     cdef int target = h.here + 1 if h.here + 1 < h.count else -1
-    cdef size_t segment = segment_size(c, c.op.itemsize, prefix.nbytes, 1)
-    cdef size_t total = segments_in(prefix.nbytes, segment)
-    cdef size_t i, taken
+    cdef size_t segment, total, i, taken
+    cdef Block prefix
     cdef Call inner = call_like(c)
     cdef Block own, into
     cdef Pipe pipe
     cdef int status
+    cut(t, c, s.hosts, s.blocks)
+    if h.local.comm.rank >= h.lanes:
+        return OK
+    prefix = s.blocks[h.local.comm.rank]
+    segment = segment_size(c, c.op.itemsize, prefix.nbytes, 1)
+    total = segments_in(prefix.nbytes, segment)
     pipe_open(&pipe, total)
     for i in range(total + pipe.depth - 1):
         if i < total and pipe_post(&lane.comm, &inner, &pipe, i, Block(NULL, 0), -1,
@@ -223,19 +227,24 @@ cdef int gather_prefix(Comm *t, Call *c, Prefix *s, size_t nbytes) noexcept nogi
 
 
 cdef int scan_by_leaders(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, True, by_leaders)
+    return run(t, c, True, 0, by_leaders)
 
 
 cdef int exscan_by_leaders(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, False, by_leaders)
+    return run(t, c, False, c.inputs[0].nbytes, by_leaders)
+
+
+cdef size_t most_of_lane(Comm *t, Call *c) noexcept nogil:
+    """Return the bytes of the longest block of a lane, which is the first."""
+    return block_of(c.inputs[0], 0, hosts_of(t).lanes, c.op.itemsize).nbytes
 
 
 cdef int scan_by_lanes(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, True, by_lanes)
+    return run(t, c, True, most_of_lane(t, c), by_lanes)
 
 
 cdef int exscan_by_lanes(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, False, by_lanes)
+    return run(t, c, False, most_of_lane(t, c), by_lanes)
 
 
 implement(b"leaders", SCAN, scan_by_leaders)
