@@ -237,6 +237,7 @@ class ShmLink(Link):
     messages: Link
     memory: SharedMemory
     heap: Heap
+    cores: int
     def __init__(
         self, messages: TcpLink | MpiLink, memory: SharedMemory, sharers: Mapping[int, int]
     ) -> None: ...
@@ -304,8 +305,8 @@ class MpiLink(MessageLink):
     @property
     def lingering(self) -> int: ...
     def __new__(
-        cls, rank: int, size: int, comm: int, byte: int, any_source: int, here: int,
-        largest_tag: int, callers: int = 0,
+        cls, rank: int, size: int, comm: int, byte: int, any_source: int,
+        core_each: bool, largest_tag: int, callers: int = 0,
     ) -> Self: ...  # fmt: skip
     def takes_layout(self, peer: int, nbytes: int) -> bool: ...
     def thread_may_call(self) -> bool: ...

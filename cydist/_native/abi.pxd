@@ -173,6 +173,7 @@ ctypedef struct Windows:
     uint64_t step               # steps this group has taken; the same on every rank
     uint64_t consumed           # steps that this rank has read from all ranks
     uint64_t released           # steps that all ranks are known to have consumed
+    int crowd                   # if there are so many ranks, a wait sleeps without yielding
     int looks                   # looks at a flag that do not count as a wait; see spins_after
     int most_looks
     int spins                   # further looks before it yields

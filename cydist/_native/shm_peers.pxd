@@ -28,6 +28,7 @@ ctypedef struct LocalPeers:
     int fd
     int pid                     # of this process
     int places                  # length of `ranks`
+    int cores                   # on which these may run
     int ranks_of_memory
     int own                     # this rank's place
     int *ranks                  # by place

@@ -92,9 +92,18 @@ cdef extern from *:
     static inline uint32_t *cydist_low_half(uint64_t *p) {
         return (uint32_t *)p + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
     }
+    static inline int cydist_cores_of(const int *pids, int count) {
+        cpu_set_t all, each;
+        int i;
+        CPU_ZERO(&all);
+        for (i = 0; i < count; i++)
+            if (sched_getaffinity(pids[i], sizeof each, &each) == 0)
+                CPU_OR(&all, &all, &each);
+        return CPU_COUNT(&all) > 0 ? CPU_COUNT(&all) : 1;
+    }
     static inline int cydist_cores(void) {
-        cpu_set_t set;
-        return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+        const int self = 0;
+        return cydist_cores_of(&self, 1);
     }
     #endif
     """
@@ -123,6 +132,8 @@ cdef extern from *:
     void futex_wake_shared "cydist_futex_wake_shared"(uint32_t *p) noexcept nogil
     uint32_t *low_half "cydist_low_half"(uint64_t *p) noexcept nogil
     int cores "cydist_cores"() noexcept nogil     # on which this process may run
+    # On which these processes may run together: launchers bind each rank to a core of its own.
+    int cores_of "cydist_cores_of"(const int *pids, int count) noexcept nogil
     int sched_yield() noexcept nogil
 
 

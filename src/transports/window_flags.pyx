@@ -10,7 +10,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.sync cimport (
-    YIELD_NS, add_u32, cores, fence, futex_wait_shared, futex_wake_shared, has_reached, load_u32,
+    YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, has_reached, load_u32,
     load_u64, low_half, sched_yield, slice_until, swap_u64,
 )
 
@@ -19,8 +19,6 @@ cdef enum:
     HEADS = 8                   # for each slot
     HEAD_BYTES = 192            # of short data behind a head, at most
     RANKS_IN_A_CROWD = 16       # for each core
-
-cdef int crowd = RANKS_IN_A_CROWD * cores()
 
 
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
@@ -37,9 +35,11 @@ cdef inline size_t stride_of(size_t nbytes) noexcept nogil:
     return (nbytes + 3 * LINE - 1) // (2 * LINE) * (2 * LINE)
 
 
-cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes) noexcept nogil:
+cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes,
+                  int cores) noexcept nogil:
     cdef size_t each = window_bytes(slots, slot_bytes)
     cdef int i
+    w.crowd = RANKS_IN_A_CROWD * cores
     w.heads = slots * HEADS
     w.short_bytes = short_bytes_of(slot_bytes)
     w.stride = stride_of(w.short_bytes)
@@ -87,7 +87,7 @@ cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
     while now < until:
         if has_reached(load_u64(flag), value):
             return OK
-        if t.size >= crowd:
+        if t.size >= t.windows.crowd:
             break               # it would only run again after most of them have yielded in vain
         sched_yield()
         now = now_ns()

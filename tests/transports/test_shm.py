@@ -345,6 +345,25 @@ def test_a_rank_that_has_not_come_yet_is_not_dead() -> None:
         link.close()
 
 
+def test_the_cores_of_all_ranks_count() -> None:
+    """A launcher that binds each rank to a core leaves none without one, so waits may spin."""
+    before = os.sched_getaffinity(0)
+    lowest, highest = {min(before)}, {max(before)}
+    with (
+        closing(Ranks("tcp", 2)) as ranks,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
+    ):
+        os.sched_setaffinity(child.pid, highest)
+        os.sched_setaffinity(0, lowest)
+        try:
+            link = _native.ShmLink(ranks.links[0], memory(), {0: os.getpid(), 1: child.pid})
+        finally:
+            os.sched_setaffinity(0, before)
+        assert link.cores == len(lowest | highest)
+        link.close()
+        child.kill()
+
+
 NEIGHBOUR = """
 x, group = np.ones(4), dist.new_group([0, 1])
 dist.all_reduce(x)

@@ -254,7 +254,7 @@ cdef class InprocLink(Link):
         windows.pull = pull
         windows.push = push
         windows.mapped = mapped
-        lay_out(windows, memory, t.size, self.hub.slots, self.hub.slot_bytes)
+        lay_out(windows, memory, t.size, self.hub.slots, self.hub.slot_bytes, cores())
         t.windows = windows
         return OK
 

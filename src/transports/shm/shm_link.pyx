@@ -13,7 +13,7 @@ from cydist._native.shm_memory cimport (
     BUSY, LEAVING, BeginMemory, SharedMemory, give_back, whole_pages,
 )
 from cydist._native.shm_peers cimport LocalPeers, LocalPeersHandle, close_local_peers, has_ended
-from cydist._native.sync cimport LOOKS, SPINS, cores, load_int, store_int
+from cydist._native.sync cimport LOOKS, SPINS, load_int, store_int
 from cydist._native.window_flags cimport (
     begin_flags, lay_out, raise_flag, wait_flag, window_bytes,
 )
@@ -108,11 +108,13 @@ cdef class ShmLink(Link):
 
     Attributes:
         heap: Allocates arrays from this rank's part of it.
+        cores: Number of those on which the sharers may run.
     """
 
     cdef readonly Link messages
     cdef readonly SharedMemory memory
     cdef readonly object heap
+    cdef readonly int cores
     cdef LocalPeersHandle peers_handle
     cdef LocalPeers *shm
     cdef bint closed
@@ -127,9 +129,10 @@ cdef class ShmLink(Link):
         self.size = messages.size
         self.peers_handle = LocalPeersHandle(memory, self.rank, self.size, sharers)
         self.shm = self.peers_handle.table
+        self.cores = self.shm.cores
         self.heap = memory.heap(self.shm.own)
         messages.share(self.peers_handle)
-        self.most_spins = SPINS if cores() >= len(sharers) else 0
+        self.most_spins = SPINS if self.cores >= len(sharers) else 0
 
     cdef int attach_comm(self, Comm *t) except -1:
         return self.messages.attach_comm(t)
@@ -182,7 +185,7 @@ cdef class ShmLink(Link):
         made.windows.push = push
         if n.limit < n.nbytes:
             made.windows.mapped = mapped
-        lay_out(&made.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES)
+        lay_out(&made.windows, self.memory.base + offset, t.size, SLOTS, SLOT_BYTES, n.cores)
         t.raise_flag = raise_flag
         t.wait_flag = wait_flag
         t.windows = &made.windows

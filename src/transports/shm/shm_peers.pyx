@@ -12,7 +12,7 @@ from cydist._native.linux cimport (
     POLLIN, close, fstat, getpid, pidfd_open, poll, pollfd, stat_t,
 )
 from cydist._native.sync cimport (
-    add_u32, exchange_int, fence, load_int, load_u32, sched_yield, store_int, store_u32,
+    add_u32, cores_of, exchange_int, fence, load_int, load_u32, sched_yield, store_int, store_u32,
 )
 
 cdef extern from "<signal.h>" nogil:
@@ -66,6 +66,7 @@ cdef class LocalPeersHandle:
         for place, (peer, pid) in enumerate(sharers.items()):
             n.ranks[place], n.pids[place], n.place[peer] = peer, pid, place
         n.own = n.place[rank]
+        n.cores = cores_of(n.pids, n.places)
         for i in range(n.places):
             if not watch_process(n, i):
                 raise OSError(errno, f"no descriptors for {n.places} processes that share memory: "

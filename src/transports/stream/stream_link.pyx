@@ -333,7 +333,7 @@ cdef class MessageLink(Link):
             raise OSError(errno, f"no descriptors for a bell: {os.strerror(errno)}")
         self.peers_handle = peers_handle
         self.net.shm = n
-        self.net.spins = self.net.most_spins = SPINS if cores() >= n.places else 0
+        self.net.spins = self.net.most_spins = SPINS if n.cores >= n.places else 0
 
     def close(self):
         """Leave: send every peer a departure notice and end pending requests with CLOSED.
