@@ -45,13 +45,15 @@ def job_on(
 
 
 # Starts an MPI's daemon on a host: AGENT [OPTION ...] ADDRESS COMMAND ... UCX, below MPICH, finds
-# a host's interfaces in /sys, and the host has none of its own.
+# a host's interfaces in /sys, and the host has none of its own. Open MPI's daemon refuses to start
+# where another one with its process id has left files, and hosts have the same process ids.
 AGENT = """#!/bin/sh
 while :; do case "$1" in -*) shift ;; *) break ;; esac; done
 case "$1" in
 {cases}
 esac
 shift
+export TMPDIR=$(mktemp -d {directory}/XXXXXX)
 exec nsenter --target=$pid --net --uts --ipc --pid --mount -- unshare --mount \\
   sh -c "mount -t sysfs sysfs /sys && cd {root} && $*"
 """
@@ -70,7 +72,7 @@ def mpirun_on(
     *hosts, launcher = hosts
     agent = directory / "agent"
     cases = "\n".join(f"{each.address}) pid={each.inside.pid} ;;" for each in hosts)
-    agent.write_text(AGENT.format(cases=cases, root=ROOT))
+    agent.write_text(AGENT.format(cases=cases, root=ROOT, directory=directory))
     agent.chmod(0o700)
     slots = ",".join(f"{host.address}:{places.count(host.number)}" for host in hosts)
     # Lines that are buffered are written in one piece, which Hydra passes on as it comes.
