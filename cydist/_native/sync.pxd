@@ -105,6 +105,9 @@ cdef extern from *:
         const int self = 0;
         return cydist_cores_of(&self, 1);
     }
+    static inline int cydist_cores_online(void) {
+        return (int)sysconf(_SC_NPROCESSORS_ONLN);
+    }
     #endif
     """
     int load_int "cydist_load_int"(const volatile int *p) noexcept nogil
@@ -132,6 +135,7 @@ cdef extern from *:
     void futex_wake_shared "cydist_futex_wake_shared"(uint32_t *p) noexcept nogil
     uint32_t *low_half "cydist_low_half"(uint64_t *p) noexcept nogil
     int cores "cydist_cores"() noexcept nogil     # on which this process may run
+    int cores_online "cydist_cores_online"() noexcept nogil
     # On which these processes may run together: launchers bind each rank to a core of its own.
     int cores_of "cydist_cores_of"(const int *pids, int count) noexcept nogil
     int sched_yield() noexcept nogil

@@ -459,3 +459,17 @@ def test_host_that_cannot_be_bound() -> None:
     """An address that is not ours is named."""
     with pytest.raises(DistNetworkError, match=r"rank 0 cannot listen.*192\.0\.2\.1"):
         Connections(0, 1, host="192.0.2.1", job="j", secret=SECRET)
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["anywhere", "bound"])
+def test_waits_spin_if_there_is_a_core_for_each_rank(bound: bool) -> None:
+    """A rank that is bound to a core leaves the others to the ranks beside it."""
+    before = os.sched_getaffinity(0)
+    with closing(Connections(0, 1, host="127.0.0.1", job="j", secret=SECRET)) as connections:
+        os.sched_setaffinity(0, {min(before)} if bound else before)
+        try:
+            enough = connections.link.share_cores(len(before))
+            too_many = connections.link.share_cores((os.cpu_count() or 1) + 1)
+        finally:
+            os.sched_setaffinity(0, before)
+    assert (enough, too_many) == (True, False)

@@ -44,7 +44,7 @@ from cydist._native.stream cimport (
     BABBLED, DIED, FORGED, LEFT, LIVE, STAGING_BYTES, STARVED, VANISHED, WANTED, Connection, Net,
     Outgoing,
 )
-from cydist._native.sync cimport PAUSE_US, SPINS, cores, load_int
+from cydist._native.sync cimport PAUSE_US, SPINS, cores, cores_online, load_int
 
 cdef enum:
     HELD_LIMIT = 67108864       # bytes of short messages that a peer may have under way to it
@@ -622,5 +622,12 @@ cdef class TcpLink(MessageLink):
         return c != NULL and c.state == LIVE and not c.local
 
     def share_cores(self, int ranks):
-        """Set how many ranks share this host's cores, which decides whether waits may spin."""
-        self.net.spins = self.net.most_spins = SPINS // 5 if cores() >= ranks else 0
+        """Set how many ranks share this host's cores; return whether waits may spin.
+
+        Where the others may run is not known here. If this process is bound to some cores, they are
+        taken to be bound to others. If they are not, spinning does not pay and is soon given up.
+        """
+        cdef int own = cores(), online = cores_online()
+        cdef bint enough = ranks <= own or (own < online and ranks <= online)
+        self.net.spins = self.net.most_spins = SPINS // 5 if enough else 0
+        return enough
