@@ -161,6 +161,8 @@ ctypedef struct Net:            # one rank's end of all its connections
     const Request *waited_for   # the request of the last unfinished wait; see nap()
     int64_t idle_since          # when something made progress before it
     unsigned int tests          # calls to test so far
+    bint glancing               # this poll only looks for control messages: see `is_early`
+    uint64_t copied             # bytes of messages that came before their receive
     int pid                     # that made this; a forked child must not use it
     int rank
     int size

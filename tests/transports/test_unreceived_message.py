@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
+from transport_ranks import DEADLINE, Ranks, run, soon
 
 import cydist as dist
+from cydist import _native
 from cydist.testing.test_timeouts import TIMEOUT, late, waited_for
 
 LONG = 300_000  # elements: too many to be sent before they are asked for
@@ -35,3 +39,32 @@ def test_an_unreceived_message_times_out(
 ) -> None:
     """Sending ends when its timeout has passed, wherever that comes from."""
     late(jobs, transport, call, limit)
+
+
+def test_a_message_that_came_early_is_read_where_it_belongs() -> None:
+    """A call looks for control messages before it posts its receive, and leaves data alone."""
+    calls, nbytes = 3, 20_000  # the connection holds them all
+    sent = threading.Event()
+    with closing(Ranks("tcp", 2)) as ranks:
+        groups = ranks.group()
+
+        def broadcasts(rank: int) -> None:
+            groups[rank].run(
+                "barrier", [], [], algorithm=b"dissemination", deadline_ns=soon(), seq=1
+            )
+            if rank == 1:
+                assert sent.wait(DEADLINE)
+            for call in range(calls):
+                x = np.full(nbytes, call if rank == 0 else 99, np.uint8)
+                array = _native.asarray(x)
+                groups[rank].run(
+                    "broadcast", [array], [array], root=0, algorithm=b"tree", count=nbytes,
+                    deadline_ns=soon(), seq=2 + call, segment_bytes=nbytes,
+                )  # fmt: skip
+                assert (x == call).all()
+            sent.set()
+
+        run(lambda: broadcasts(0), lambda: broadcasts(1))
+        link = ranks.links[1]
+        assert isinstance(link, _native.TcpLink)
+        assert link.statistics()["copied"] < calls * nbytes // 2

@@ -92,7 +92,9 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
         # costs much.
         if (net.foreign == NULL or not net.foreign.needed or r.tag != CONTROL_TAG
                 or net.tests % TESTS_PER_FOREIGN == 0):
+            net.glancing = r.tag == CONTROL_TAG
             poll_once(net, net.tests)
+            net.glancing = False
         if net.tests % TESTS_PER_LOOK == 0:
             look_for_silence(net, now_ns())
         if net.foreign != NULL and r.status == PENDING and r.place == net.foreign:
@@ -358,19 +360,21 @@ cdef class MessageLink(Link):
                     close_net(net)
 
     def statistics(self):
-        """Return counts: connections (live now), made (ever), posted, arrived, moving, threads."""
+        """Return counts: connections (live now), made (ever), posted, arrived, moving, threads,
+        and copied: bytes, ever, of messages that came before their receive."""
         cdef Net *net = self.net
         cdef size_t posted, arrived, moving
+        cdef uint64_t copied
         cdef int live, made, threads
         with nogil:
             pthread_mutex_lock(&net.lock)
             live, made, threads = net.live, net.made, net.background_runs
             posted, arrived = count_posted(&net.queues), count_arrived(&net.queues)
-            moving = net.in_flight
+            moving, copied = net.in_flight, net.copied
             pthread_mutex_unlock(&net.lock)
         return {
             "connections": live, "made": made, "posted": posted, "arrived": arrived,
-            "moving": moving, "threads": threads,
+            "moving": moving, "threads": threads, "copied": copied,
         }
 
     def lost(self, int peer):

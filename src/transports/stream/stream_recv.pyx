@@ -109,6 +109,7 @@ cdef void match_receive(Net *net, Item *item, Comm *t, Request *r) noexcept nogi
         return
     if fit == OK:
         copy(r.ptr, item.data, item.nbytes)
+        net.copied += item.nbytes
     finish_request(net, r, fit)
     free_item(item)
 
@@ -117,6 +118,7 @@ cdef void redirect(Connection *c, Item *item, Request *r) noexcept nogil:
     """Let the rest of an arriving message go to its receive, after what was kept of it."""
     cdef size_t kept = c.sink - item.data
     copy(r.ptr, item.data, kept)
+    c.net.copied += kept
     c.sink = r.ptr + kept
     free(item.data)
     item.data = NULL
@@ -506,6 +508,14 @@ cdef bint on_bytes_read(Connection *c, const char *data, size_t nbytes) noexcept
     return c.to_read != 0 or end_frame(c)
 
 
+cdef bint is_early(const Connection *c) noexcept nogil:
+    """Return whether bytes had better stay in the socket: a call has begun, and looks for control
+    messages before it posts its receive. The bytes would be copied, out of memory that is new to
+    this process. A control message behind them is found in a wait. An encrypted record is read as
+    a whole."""
+    return c.net.glancing and c.filling != NULL and incoming(c.filling).stage == ARRIVING
+
+
 cdef int on_readable(Connection *c) noexcept nogil:
     if c.local:
         return read_ring(c)
@@ -547,6 +557,8 @@ cdef int read_socket(Connection *c) noexcept nogil:
     cdef uint64_t finished = c.net.finished
     cdef int _turn
     for _turn in range(READS_AT_ONCE):
+        if is_early(c):
+            return OK
         # Read bytes whose place is known in place; the rest, and what follows, through staging.
         direct = c.to_read if c.sink != NULL else 0
         parts[0].iov_base = c.sink
@@ -586,6 +598,8 @@ cdef int read_sealed(Connection *c) noexcept nogil:
     cdef ssize_t got
     cdef int more, _turn
     for _turn in range(READS_AT_ONCE):
+        if is_early(c):
+            return OK
         more = cipher_read(c.cipher)
         if more == CIPHER_ENDED and c.said_goodbye:
             return LEFT
