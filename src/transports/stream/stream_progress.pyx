@@ -272,17 +272,25 @@ cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
 
 
 cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
-    """Yield the core and look again, for longer if bytes arrive."""
+    """Look and yield the core, for longer if bytes arrive. Another rank may keep the core for as
+    long as it spins, so look at the sockets, too, before each time."""
     cdef int64_t now = now_ns()
     cdef int64_t idle_until = now + YIELD_NS
     cdef int iteration = 0
-    while r.status == PENDING and now < idle_until and now < until:
-        pthread_mutex_unlock(&net.lock)
-        sched_yield()
-        pthread_mutex_lock(&net.lock)
+    cdef bint moved
+    while now < idle_until and now < until:
         iteration += 1
+        moved = progress(net) if net.live != 0 else poll_once(net, iteration)
+        if net.foreign != NULL and poll_foreign(net):
+            moved = True
+        if r.status != PENDING:
+            break
+        if not moved:
+            pthread_mutex_unlock(&net.lock)
+            sched_yield()
+            pthread_mutex_lock(&net.lock)
         now = now_ns()
-        if poll_once(net, iteration) or (net.foreign != NULL and poll_foreign(net)):
+        if moved:
             idle_until = now + YIELD_NS
 
 
