@@ -6,8 +6,8 @@ from cydist._native.abi cimport Comm, Windows
 
 # Return the bytes of one rank's window: flags, heads and slots.
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil
-# Lay out the windows of `size` ranks, adjacent, from `memory` on. `cores`: on which these ranks, and
-# those of other groups here, may run.
+# Lay out the windows of `size` ranks, adjacent, from `memory` on. `cores`: on which these ranks may
+# run, and those of other groups here.
 cdef void lay_out(Windows *w, char *memory, int size, int slots, size_t slot_bytes,
                   int cores) noexcept nogil
 

@@ -43,7 +43,7 @@ def test_an_unreceived_message_times_out(
 
 def test_a_message_that_came_early_is_read_where_it_belongs() -> None:
     """A call looks for control messages before it posts its receive, and leaves data alone."""
-    calls, nbytes = 3, 20_000  # the connection holds them all
+    calls, nbytes = 3, 40_000  # the connection holds them all
     sent = threading.Event()
     with closing(Ranks("tcp", 2)) as ranks:
         groups = ranks.group()

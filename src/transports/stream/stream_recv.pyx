@@ -46,6 +46,7 @@ from cydist._native.sync cimport load_int
 cdef enum:
     READS_AT_ONCE = 8           # before other connections are read again
     PORTIONS_AT_ONCE = 64       # of a ring
+    LONG_BYTES = 16384          # more than these had better not be copied
 
 
 # Receiving
@@ -509,11 +510,12 @@ cdef bint on_bytes_read(Connection *c, const char *data, size_t nbytes) noexcept
 
 
 cdef bint is_early(const Connection *c) noexcept nogil:
-    """Return whether bytes had better stay in the socket: a call has begun, and looks for control
-    messages before it posts its receive. The bytes would be copied, out of memory that is new to
-    this process. A control message behind them is found in a wait. An encrypted record is read as
-    a whole."""
-    return c.net.glancing and c.filling != NULL and incoming(c.filling).stage == ARRIVING
+    """Return whether many bytes had better stay in the socket: a call has begun, and looks for
+    control messages before it posts its receive. The bytes would be copied, out of memory that is
+    new to this process. A control message behind them is found in a wait. An encrypted record is
+    read as a whole."""
+    return (c.net.glancing and c.to_read > LONG_BYTES and c.filling != NULL
+            and incoming(c.filling).stage == ARRIVING)
 
 
 cdef int on_readable(Connection *c) noexcept nogil:
