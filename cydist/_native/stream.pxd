@@ -130,6 +130,7 @@ ctypedef struct Connection:     # one lane to one peer
     const char *cell            # the rest of a message that lies in one; NULL: it does not. Then
     size_t in_cell              # these are its bytes, and `to_read` is the number of marks
     Item *filling               # the receive or message they belong to; NULL: none
+    bint left_early             # they were left in the socket once: see `leaves_early`
 
 
 ctypedef struct Net
@@ -161,7 +162,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     const Request *waited_for   # the request of the last unfinished wait; see nap()
     int64_t idle_since          # when something made progress before it
     unsigned int tests          # calls to test so far
-    bint glancing               # this poll only looks for control messages: see `is_early`
+    bint glancing               # this poll only looks for control messages: see `leaves_early`
     uint64_t copied             # bytes of messages that came before their receive
     int pid                     # that made this; a forked child must not use it
     int rank

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transport_ranks import DEADLINE, Ranks, run, soon
+from transport_ranks import DEADLINE, Ranks, done, eventually, run, soon
 
 import cydist as dist
 from cydist import _native
@@ -68,3 +68,22 @@ def test_a_message_that_came_early_is_read_where_it_belongs() -> None:
         link = ranks.links[1]
         assert isinstance(link, _native.TcpLink)
         assert link.statistics()["copied"] < calls * nbytes // 2
+
+
+def test_a_control_message_behind_one_that_came_early_is_found() -> None:
+    """A rank that looks for control messages again reads what it has left in the socket once."""
+    with closing(Ranks("tcp", 2)) as ranks:
+        sender, receiver = ranks.group()
+
+        def send() -> None:
+            done(sender.isend(np.ones(40_000, np.uint8), 1, 0))
+            sender.native.fail("timeout")
+
+        def told() -> bool:
+            try:
+                receiver.native.poll_control()
+            except _native.CallError:
+                return True
+            return False
+
+        run(send, lambda: eventually(told))

@@ -269,6 +269,7 @@ cdef Item *queue_unexpected(Connection *c, const Header *h, int stage) noexcept 
             free_item(item)
             return NULL
         incoming(item).charged = h.nbytes + sizeof(Header)
+        c.left_early = False
     item.comm_id = h.comm_id
     item.tag = h.tag
     item.peer = c.peer
@@ -509,13 +510,16 @@ cdef bint on_bytes_read(Connection *c, const char *data, size_t nbytes) noexcept
     return c.to_read != 0 or end_frame(c)
 
 
-cdef bint is_early(const Connection *c) noexcept nogil:
-    """Return whether many bytes had better stay in the socket: a call has begun, and looks for
-    control messages before it posts its receive. The bytes would be copied, out of memory that is
-    new to this process. A control message behind them is found in a wait. An encrypted record is
-    read as a whole."""
-    return (c.net.glancing and c.to_read > LONG_BYTES and c.filling != NULL
-            and incoming(c.filling).stage == ARRIVING)
+cdef bint leaves_early(Connection *c) noexcept nogil:
+    """Leave many bytes in the socket, once, if no receive has asked for them: a call that begins
+    looks for control messages before it posts its receive. The bytes would be copied, out of memory
+    that is new to this process. A rank that looks again gets control messages from behind them.
+    An encrypted record is read as a whole."""
+    if (not c.net.glancing or c.left_early or c.to_read <= LONG_BYTES or c.filling == NULL
+            or incoming(c.filling).stage != ARRIVING):
+        return False
+    c.left_early = True
+    return True
 
 
 cdef int on_readable(Connection *c) noexcept nogil:
@@ -559,7 +563,7 @@ cdef int read_socket(Connection *c) noexcept nogil:
     cdef uint64_t finished = c.net.finished
     cdef int _turn
     for _turn in range(READS_AT_ONCE):
-        if is_early(c):
+        if leaves_early(c):
             return OK
         # Read bytes whose place is known in place; the rest, and what follows, through staging.
         direct = c.to_read if c.sink != NULL else 0
@@ -600,7 +604,7 @@ cdef int read_sealed(Connection *c) noexcept nogil:
     cdef ssize_t got
     cdef int more, _turn
     for _turn in range(READS_AT_ONCE):
-        if is_early(c):
+        if leaves_early(c):
             return OK
         more = cipher_read(c.cipher)
         if more == CIPHER_ENDED and c.said_goodbye:
