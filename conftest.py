@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ EXCUSED = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let CI share a long list of tests among its runs."""
+    parser.addoption(
+        "--third", type=int, choices=range(3), help="run the tests of a third of all files: 0, 1, 2"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # the contract tests read the option too
 def pytest_configure(config: pytest.Config) -> None:
     """Run contract tests by default on every backend whose ranks can be threads."""
@@ -84,8 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest evaluates the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the files with slow tests first if files are distributed among processes. Mark contract
-    tests on MORE_SIZES as `more`, and also most of those with CYDIST_DEBUG=DETAIL, and variants of
+    """Order the files with slow tests first if files are distributed among processes. Keep those of
+    a third of the files if --third asks for it. Mark contract tests on MORE_SIZES as `more`, and also most of those with CYDIST_DEBUG=DETAIL, and variants of
     the kernels that this machine cannot run."""
     from cydist._native import kernels
 
@@ -100,6 +108,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             repeated = values.get("p", 2) != 2 or backend in ("shm", "derived")
         if repeated or values.get("isa") in cannot_run:
             item.add_marker(pytest.mark.more)
+    third = config.getoption("--third")
+    if third is not None:
+        items[:] = [item for item in items if zlib.crc32(item.location[0].encode()) % 3 == third]
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
