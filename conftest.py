@@ -93,8 +93,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest evaluates the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files with slow tests first if files are distributed among processes. Keep those of
-    a third of the files if --third asks for it. Mark contract tests on MORE_SIZES as `more`, and also most of those with CYDIST_DEBUG=DETAIL, and variants of
-    the kernels that this machine cannot run."""
+    a third of the files if --third asks for it. Mark contract tests on MORE_SIZES as `more`, and
+    also most of those with CYDIST_DEBUG=DETAIL, and variants of the kernels that this machine
+    cannot run."""
     from cydist._native import kernels
 
     cannot_run = set(VARIANTS) - set(kernels.isas())
@@ -110,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.more)
     third = config.getoption("--third")
     if third is not None:
+        left = [item for item in items if zlib.crc32(item.location[0].encode()) % 3 != third]
+        config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if zlib.crc32(item.location[0].encode()) % 3 == third]
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
