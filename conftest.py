@@ -111,9 +111,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.more)
     third = config.getoption("--third")
     if third is not None:
-        left = [item for item in items if zlib.crc32(item.location[0].encode()) % 3 != third]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if zlib.crc32(item.location[0].encode()) % 3 == third]
+        parts: list[list[pytest.Item]] = [[], [], []]
+        for item in items:
+            parts[zlib.crc32(item.location[0].encode()) % 3].append(item)
+        items[:] = parts.pop(third)
+        config.hook.pytest_deselected(items=[*parts[0], *parts[1]])
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)

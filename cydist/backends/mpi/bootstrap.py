@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cydist.backends.host.addresses import this_host, where_to_listen
@@ -81,16 +79,16 @@ def domains_of(
     return decode_partition(told, len(ranks))
 
 
-def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str], bool]:
-    """Return each group rank's rank in COMM_WORLD and its host's name, and whether the ranks on
-    this host have a core each. All ranks have come when this returns."""
+def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str]]:
+    """Return each group rank's rank in COMM_WORLD and its host's name. All ranks have come when
+    this returns."""
     world, store = MPI.COMM_WORLD, options.store
     rank, size = options.group_rank, options.group_size
     if size == 1:
-        return [world.Get_rank()], [socket.gethostname()], True
+        return [world.Get_rank()], [socket.gethostname()]
     if world.Get_size() == 1 and launcher_env.under_mpi():
         launcher_env.check_mpi_agrees(0, 1)
-    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {this_host()} {_cores():x}")
+    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {this_host()}")
     words = store.multi_get([f"mpi/{peer}" for peer in range(size)])
     said = [text.decode().split() for text in words]
     world_ranks, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
@@ -107,13 +105,4 @@ def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int],
             f"By rank, their rank in MPI's COMM_WORLD is {world_ranks} and its size is {sizes}: "
             f"start all of them by one `mpirun -n {size}`, or use backend 'tcp'"
         )
-    # Each rank may be bound to a core of its own.
-    beside = [int(each[3], 16) for each in said if each[2] == said[rank][2]]
-    cores = reduce(or_, beside).bit_count()
-    core_each = cores >= max(len(beside), launcher_env.placement().local_size or 1)
-    return world_ranks, [each[2].partition("/")[0] for each in said], core_each
-
-
-def _cores() -> int:
-    """Return the cores on which this process may run, a bit for each."""
-    return sum(1 << core for core in os.sched_getaffinity(0))
+    return world_ranks, [each[2].partition("/")[0] for each in said]

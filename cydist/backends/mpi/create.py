@@ -25,6 +25,7 @@ from cydist.backends.mpi.runtime import MpiThreads, load, start
 from cydist.errors import DistBackendError, RendezvousError
 from cydist.groups.process_group import ProcessGroup
 from cydist.logs import Log
+from cydist.rendezvous import launcher_env
 from cydist.tuning import table as tuning_table
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     _log.debug(
         "%s, level of threads %d", MPI.Get_library_version()[:60].strip(), MPI.Query_thread()
     )
-    world_ranks, hosts, core_each = world_ranks_and_hosts(MPI, options)
+    world_ranks, hosts = world_ranks_and_hosts(MPI, options)
     comm = _communicator(MPI, world_ranks, options)
     messages = _native.MpiLink(
         options.group_rank,
@@ -60,7 +61,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         MPI._handleof(comm),
         MPI._handleof(MPI.BYTE),
         MPI.ANY_SOURCE,
-        core_each,
+        launcher_env.placement().local_size or 1,
         payload_tags(MPI),
         MpiThreads(MPI).callers,
     )

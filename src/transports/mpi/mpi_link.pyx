@@ -71,7 +71,7 @@ cdef class MpiLink(MessageLink):
         rank, size: This process among its members.
         comm, byte: MPI's handles of the communicator, and of the datatype BYTE.
         any_source: MPI's constant.
-        core_each: Whether the ranks on this host have a core each, so that waits may spin.
+        here: Ranks on this host: they share its cores.
         largest_tag: The communicator's attribute TAG_UB.
         callers: Which threads may call MPI: 0 any, 1 all but those that run_in_background, 2 the
             one that makes this. The others' messages progress while one of these is in a call.
@@ -80,8 +80,8 @@ cdef class MpiLink(MessageLink):
     cdef Mpi *mpi
     cdef bint ended             # MPI uses none of its memory any more
 
-    def __cinit__(self, int rank, int size, size_t comm, size_t byte, int any_source,
-                  bint core_each, int largest_tag, int callers=0):
+    def __cinit__(self, int rank, int size, size_t comm, size_t byte, int any_source, int here,
+                  int largest_tag, int callers=0):
         cdef int i
         self.mpi = <Mpi *>calloc(1, sizeof(Mpi))
         if self.mpi == NULL:
@@ -105,7 +105,7 @@ cdef class MpiLink(MessageLink):
             self.mpi.under[i] = <int>(first_count() % largest_tag)
         self.mpi.polls = <unsigned int>first_count()
         self.net.foreign = &self.mpi.foreign
-        self.net.spins = self.net.most_spins = SPINS // 10 if core_each else 0
+        self.net.spins = self.net.most_spins = SPINS // 10 if self.share_cores(here) else 0
         for i in range(SLOTS):
             listen(self.mpi, &self.mpi.slots[i])
 

@@ -108,13 +108,11 @@ cdef class ShmLink(Link):
 
     Attributes:
         heap: Allocates arrays from this rank's part of it.
-        cores: Number of those on which the sharers may run.
     """
 
     cdef readonly Link messages
     cdef readonly SharedMemory memory
     cdef readonly object heap
-    cdef readonly int cores
     cdef LocalPeersHandle peers_handle
     cdef LocalPeers *shm
     cdef bint closed
@@ -129,10 +127,14 @@ cdef class ShmLink(Link):
         self.size = messages.size
         self.peers_handle = LocalPeersHandle(memory, self.rank, self.size, sharers)
         self.shm = self.peers_handle.table
-        self.cores = self.shm.cores
         self.heap = memory.heap(self.shm.own)
         messages.share(self.peers_handle)
-        self.most_spins = SPINS if self.cores >= len(sharers) else 0
+        self.most_spins = SPINS if self.shm.cores >= len(sharers) else 0
+
+    @property
+    def cores(self):
+        """Return how many cores there are on which the sharers may run."""
+        return self.shm.cores
 
     cdef int attach_comm(self, Comm *t) except -1:
         return self.messages.attach_comm(t)

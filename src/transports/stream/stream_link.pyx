@@ -359,6 +359,17 @@ cdef class MessageLink(Link):
                 with nogil:
                     close_net(net)
 
+    def share_cores(self, int ranks):
+        """Set how many ranks share this host's cores; return whether waits may spin.
+
+        Where the others may run is not known here. If this process is bound to some cores, they are
+        taken to be bound to others. If they are not, spinning does not pay and is soon given up.
+        """
+        cdef int own = cores(), online = cores_online()
+        cdef bint enough = ranks <= own or (own < online and ranks <= online)
+        self.net.spins = self.net.most_spins = SPINS // 5 if enough else 0
+        return enough
+
     def statistics(self):
         """Return counts: connections (live now), made (ever), posted, arrived, moving, threads,
         and copied: bytes, ever, of messages that came before their receive."""
@@ -624,14 +635,3 @@ cdef class TcpLink(MessageLink):
             c = self.net.connections[peer * self.net.lanes + lane]
             pthread_mutex_unlock(&self.net.lock)
         return c != NULL and c.state == LIVE and not c.local
-
-    def share_cores(self, int ranks):
-        """Set how many ranks share this host's cores; return whether waits may spin.
-
-        Where the others may run is not known here. If this process is bound to some cores, they are
-        taken to be bound to others. If they are not, spinning does not pay and is soon given up.
-        """
-        cdef int own = cores(), online = cores_online()
-        cdef bint enough = ranks <= own or (own < online and ranks <= online)
-        self.net.spins = self.net.most_spins = SPINS // 5 if enough else 0
-        return enough
