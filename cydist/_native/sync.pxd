@@ -146,6 +146,7 @@ cdef enum:
     LOOKS = 100                 # about 1 us of pauses, during which no lock is released
     SPINS = 2000                # about 20 to 50 us
     YIELDS = 4
+    SWITCH_NS = 2000            # another thread has run on the core if a yield took longer
     YIELD_NS = 1000000          # how long a wait for a flag yields before it sleeps
     PAUSE_US = 200              # between two looks at what cannot wake a thread
     GRACE_NS = 100000000        # for a peer that accesses this rank's memory when it gives up
@@ -157,11 +158,18 @@ cdef inline int64_t slice_until(int64_t now, int64_t deadline_ns) noexcept nogil
 
 
 # Return how long to spin next time. On a host whose cores are busy with other work spinning never
-# pays and is soon given up; it is retried now and then.
+# pays and is soon given up; it is retried now and then. It grows slowly: ranks that share a core
+# without knowing it (those of two containers, say) gain from it at times, and lose on average.
 cdef inline int spins_after(int spins, int most, bint paid) noexcept nogil:
     if paid:
-        return most if most - spins < spins else 2 * spins
+        return min(spins + most // 32, most)
     return spins // 2 if spins > most // 16 else spins
+
+
+# Return how long to spin next time, after a yield that took so long. If another thread ran on the
+# core, it may be the one that is waited for.
+cdef inline int spins_after_yield(int spins, int most, int64_t took_ns) noexcept nogil:
+    return min(spins, most // 64) if took_ns > SWITCH_NS else spins
 
 
 # Return whether a counter has come to this value. Counters may pass 2**64: what is less than 2**63

@@ -179,6 +179,11 @@ cdef class Group:
         """Return whether the members share windows. Called before the group's first collective."""
         return self.open_windows(now_ns() + <int64_t>(min(self.timeout or 1e9, 1e9) * 1e9))
 
+    @property
+    def spins(self) -> int:
+        """Return how often a wait in the windows looks at a flag before it yields its core."""
+        return self.comm.windows.spins if self.comm.windows != NULL else 0
+
     def open_windows(self, int64_t deadline_ns) -> bool:
         """Return whether the members share windows. Called before the group's first collective.
 

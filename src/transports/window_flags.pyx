@@ -11,7 +11,7 @@ from cydist._native.abi cimport (
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.sync cimport (
     YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, has_reached, load_u32,
-    load_u64, low_half, sched_yield, slice_until, swap_u64,
+    load_u64, low_half, sched_yield, slice_until, spins_after_yield, swap_u64,
 )
 
 
@@ -82,15 +82,18 @@ cdef void raise_flag(Comm *t, uint64_t *flag, uint64_t value) noexcept nogil:
 
 cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
                    int64_t deadline_ns) noexcept nogil:
-    cdef int64_t now = now_ns()
+    cdef Windows *w = t.windows
+    cdef int64_t back, now = now_ns()
     cdef int64_t until = min(now + YIELD_NS, deadline_ns)
     while now < until:
         if has_reached(load_u64(flag), value):
             return OK
-        if t.size >= t.windows.crowd:
+        if t.size >= w.crowd:
             break               # it would only run again after most of them have yielded in vain
         sched_yield()
-        now = now_ns()
+        back = now_ns()
+        w.spins = spins_after_yield(w.spins, w.most_spins, back - now)
+        now = back
     return sleep_until_raised(t, flag, value, deadline_ns)
 
 

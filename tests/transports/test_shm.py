@@ -28,6 +28,7 @@ from cydist.testing import run_threads
 
 TOKEN = bytes(range(32))
 SUM = 1
+LEAST = 2000 // 16  # looks at a flag in a wait, where no other process needs the core
 WINDOW = 1 << 20  # bytes of one rank's slots in a group's windows
 
 
@@ -362,6 +363,50 @@ def test_the_cores_of_all_ranks_count() -> None:
         assert link.cores == len(lowest | highest)
         link.close()
         child.kill()
+
+
+@pytest.mark.parametrize("what", ["flag", "message"])
+def test_a_wait_does_not_spin_on_a_core_that_another_process_needs(world: Ranks, what: str) -> None:
+    """A yield that lets another run tells so, also where there seem to be cores for all ranks."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("waits spin only where each rank has a core")
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        os.sched_setaffinity(busy.pid, {min(before)})
+        os.sched_setaffinity(0, {min(before)})
+        try:
+            for group, other in (world.group(context) for context in range(1, 6)):
+                assert group.native.windows
+                wait_in_vain(group, what)
+                spins = spins_of(group, what)
+                group.close()
+                other.close()
+                if spins < LEAST:  # the first yields need not let the other process run
+                    break
+        finally:
+            os.sched_setaffinity(0, before)
+            busy.kill()
+    assert 0 < spins < LEAST
+
+
+def spins_of(group: Group, what: str) -> int:
+    """How often a wait looks before it yields its core."""
+    if what == "flag":
+        return group.native.spins
+    return group.native.link.messages.statistics()["spins"]
+
+
+def wait_in_vain(group: Group, what: str) -> None:
+    """Wait for the other rank, which does nothing, for longer than a wait yields."""
+    array = _native.asarray(np.ones(3))
+    if what == "flag":
+        with pytest.raises(_native.CallError):
+            group.native.run(
+                "all_reduce", [array], [array], algorithm=b"flat", op=SUM, count=3,
+                deadline_ns=soon(0.01), seq=1,
+            )  # fmt: skip
+    else:
+        assert not group.irecv(np.ones(3), 1, 0).wait(soon(0.01))
 
 
 NEIGHBOUR = """

@@ -372,20 +372,21 @@ cdef class MessageLink(Link):
 
     def statistics(self):
         """Return counts: connections (live now), made (ever), posted, arrived, moving, threads,
-        and copied: bytes, ever, of messages that came before their receive."""
+        copied: bytes, ever, of messages that came before their receive, and spins: looks at the
+        sockets before a wait yields its core."""
         cdef Net *net = self.net
         cdef size_t posted, arrived, moving
         cdef uint64_t copied
-        cdef int live, made, threads
+        cdef int live, made, threads, spins
         with nogil:
             pthread_mutex_lock(&net.lock)
             live, made, threads = net.live, net.made, net.background_runs
             posted, arrived = count_posted(&net.queues), count_arrived(&net.queues)
-            moving, copied = net.in_flight, net.copied
+            moving, copied, spins = net.in_flight, net.copied, net.spins
             pthread_mutex_unlock(&net.lock)
         return {
             "connections": live, "made": made, "posted": posted, "arrived": arrived,
-            "moving": moving, "threads": threads, "copied": copied,
+            "moving": moving, "threads": threads, "copied": copied, "spins": spins,
         }
 
     def lost(self, int peer):

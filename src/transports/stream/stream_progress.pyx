@@ -31,6 +31,7 @@ from cydist._native.shm_ring cimport has_space, request_space
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
 from cydist._native.sync cimport (
     YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,
+    spins_after_yield,
 )
 
 
@@ -274,7 +275,7 @@ cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
 cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
     """Look and yield the core, for longer if bytes arrive. Another rank may keep the core for as
     long as it spins, so look at the sockets, too, before each time."""
-    cdef int64_t now = now_ns()
+    cdef int64_t took, now = now_ns()
     cdef int64_t idle_until = now + YIELD_NS
     cdef int iteration = 0
     cdef bint moved
@@ -287,8 +288,11 @@ cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
             break
         if not moved:
             pthread_mutex_unlock(&net.lock)
+            now = now_ns()
             sched_yield()
+            took = now_ns() - now
             pthread_mutex_lock(&net.lock)
+            net.spins = spins_after_yield(net.spins, net.most_spins, took)
         now = now_ns()
         if moved:
             idle_until = now + YIELD_NS
