@@ -13,7 +13,7 @@ cdef enum Postponed:            # a request that a thread without access to MPI 
 
 
 cdef enum:
-    WITH_HEADER_BYTES = 8192    # payload that is sent with its header
+    WITH_HEADER_BYTES = 32768   # payload that is sent with its header
     SLOTS = 8                   # headers that MPI can receive between two polls
     GOODBYE = -1                # MpiHeader.under: the sender's departure notice for the link
     FAREWELL = -2               # and for the group of the header's comm id

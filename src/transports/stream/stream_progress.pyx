@@ -158,9 +158,9 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
 cdef bint poll_foreign(Net *net) noexcept nogil:
     """Poll a library repeatedly, since each call may move only some of its bytes. A waiting rank
     with a core to itself polls more often than it yields the core."""
-    cdef int _look
+    cdef int _look, looks = LOOKS_PER_YIELD if net.spins > net.most_spins // 32 else 1
     if net.foreign.needed and net.most_spins != 0:
-        for _look in range(LOOKS_PER_YIELD):
+        for _look in range(looks):
             if net.foreign.progress(net):
                 return True
     return False

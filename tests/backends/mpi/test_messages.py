@@ -9,7 +9,7 @@ import cydist as dist
 from cydist._native import asarray
 
 # With the header, behind it in one piece, and far above any MPI's eager limit.
-COUNTS = {"nothing": 0, "inline": 10, "following": 2000, "large": 700_000}
+COUNTS = {"nothing": 0, "inline": 10, "following": 5000, "large": 700_000}
 
 
 @pytest.fixture(params=COUNTS.values(), ids=COUNTS)
@@ -71,7 +71,7 @@ def test_messages_with_one_tag_keep_their_order(group, rank):
 
 def test_a_message_taken_late_is_itself(group, rank):
     """Six thousand others between the same ranks pass it meanwhile."""
-    late, passing = np.arange(2000.0), np.zeros(1500)
+    late, passing = np.arange(5000.0), np.zeros(4500)
     if rank == 0:
         sending = dist.isend(late, 1, group, 99)
         for i in range(6_000):
@@ -173,12 +173,12 @@ def test_strided_messages(group, rank):
 
 # Arrays of more than a header carries, by which memory that is not theirs lies.
 GAPS = {
-    "bytes": lambda: np.full((9000, 2), -1, "i1")[:, 0],
-    "columns": lambda: np.full((3000, 3), -1.0)[:, 1],
+    "bytes": lambda: np.full((40_000, 2), -1, "i1")[:, 0],
+    "columns": lambda: np.full((5000, 3), -1.0)[:, 1],
     "rows": lambda: np.full((50, 400), -1.0)[:, :200],
     "boxes": lambda: np.full((20, 30, 40), -1.0)[2:18, 1:29, 8:24],
     "backward": lambda: np.full(5000, -1.0)[::-1],
-    "upward": lambda: np.full((60, 100), -1.0)[::-1, :50],
+    "upward": lambda: np.full((100, 100), -1.0)[::-1, :50],
     "transposed": lambda: np.full((100, 120), -1.0)[:, :50].T,
 }
 ENDS = {"both": (True, True), "sender": (True, False), "receiver": (False, True)}
