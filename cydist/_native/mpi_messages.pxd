@@ -64,7 +64,6 @@ ctypedef struct Mpi:
     int slot                    # the oldest slot
     unsigned int polls          # how often MPI was polled
     MpiRequest requests               # the head of the ring of pending requests
-    char *outbox                # buffer for the next small message; or NULL
     size_t lingering            # pending requests whose memory no thread waits for
     int64_t *left_at            # time of each peer's departure notice; 0: none
     int left                    # number of departed peers

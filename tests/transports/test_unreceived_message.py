@@ -87,3 +87,21 @@ def test_a_control_message_behind_one_that_came_early_is_found() -> None:
             return False
 
         run(send, lambda: eventually(told))
+
+
+def test_early_messages_do_not_each_delay_a_control_message() -> None:
+    """Looks leave the first in the socket, and read several of the others at once."""
+    messages, looks, told = 12, 0, False
+    with closing(Ranks("tcp", 2)) as ranks:
+        sender, receiver = ranks.group()
+        for _ in range(messages):
+            done(sender.isend(np.ones(40_000, np.uint8), 1, 0))
+        sender.native.fail("timeout")  # all is in the receiver's socket now
+        while not told and looks < 100:
+            looks += 1
+            try:
+                receiver.native.poll_control()
+            except _native.CallError:
+                told = True
+    assert told
+    assert looks <= messages // 2

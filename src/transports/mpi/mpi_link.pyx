@@ -118,7 +118,6 @@ cdef class MpiLink(MessageLink):
         if self.ended:
             free(self.mpi.left_at)
             free(self.mpi.slots)
-            free(self.mpi.outbox)
             free(self.mpi)
 
     cdef int attach_comm(self, Comm *t) except -1:

@@ -291,24 +291,23 @@ cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noe
     cdef int code, error = SUCCESS
     cdef Handle sending = 0
     cdef MpiRequest *mpi_request
-    if mpi.outbox == NULL:
-        mpi.outbox = <char *>malloc(sizeof(MpiHeader) + WITH_HEADER_BYTES)
-        if mpi.outbox == NULL:
-            return NO_MEMORY
-    memcpy(mpi.outbox, header, sizeof(MpiHeader))
+    cdef char *whole = <char *>malloc(nbytes)
+    if whole == NULL:
+        return NO_MEMORY
+    memcpy(whole, header, sizeof(MpiHeader))
     if r != NULL:
-        copy(mpi.outbox + sizeof(MpiHeader), r.ptr, r.nbytes)
+        copy(whole + sizeof(MpiHeader), r.ptr, r.nbytes)
     code = (lib.issend if header.tag == CONTROL_TAG else lib.isend)(
-        mpi.outbox, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
+        whole, <int>nbytes, mpi.byte, peer, HEADER_TAG, mpi.comm, &sending)
     if code != SUCCESS or is_done(&sending, &error):
+        free(whole)
         mpi.error = error if code == SUCCESS else code
         return OK if code == SUCCESS and error == SUCCESS else PEER_LOST
     mpi_request = new_mpi_request(mpi, NULL, header.comm_id, peer, 1)
     if mpi_request == NULL:
-        mpi.outbox = NULL       # MPI owns it now
-        return NO_MEMORY
+        return NO_MEMORY        # MPI owns the message now
     mpi_request.handles[0], mpi_request.count = sending, 1
-    mpi_request.data, mpi.outbox = mpi.outbox, NULL
+    mpi_request.data = whole
     if r == NULL:
         return OK
     attach(mpi, mpi_request, r)

@@ -155,10 +155,15 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
     return poll_local(net) or moved
 
 
+cdef inline bint has_a_core(const Net *net) noexcept nogil:
+    """Return whether this rank may keep its core: see `spins_after_yield`."""
+    return net.spins > net.most_spins // 32
+
+
 cdef bint poll_foreign(Net *net) noexcept nogil:
     """Poll a library repeatedly, since each call may move only some of its bytes. A waiting rank
     with a core to itself polls more often than it yields the core."""
-    cdef int _look, looks = LOOKS_PER_YIELD if net.spins > net.most_spins // 32 else 1
+    cdef int _look, looks = LOOKS_PER_YIELD if has_a_core(net) else 1
     if net.foreign.needed and net.most_spins != 0:
         for _look in range(looks):
             if net.foreign.progress(net):
@@ -171,7 +176,7 @@ cdef bint sleep_briefly(Net *net, int64_t idle_ns) noexcept nogil:
     are free and requests may be progressing, yield instead of sleeping."""
     net.polling = True
     pthread_mutex_unlock(&net.lock)
-    if net.most_spins != 0 and idle_ns < PATIENT_NS:
+    if has_a_core(net) and idle_ns < PATIENT_NS:
         sched_yield()
     else:
         usleep(SHORT_NAP_US if idle_ns < <int64_t>DOZE_NS else LONG_NAP_US)
