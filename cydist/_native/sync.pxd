@@ -167,9 +167,9 @@ cdef inline int spins_after(int spins, int most, bint paid) noexcept nogil:
 
 
 # Return how long to spin next time, after a yield that took so long. If another thread ran on the
-# core, it may be the one that is waited for.
+# core, it may be the one that is waited for. If none did, the core is free again.
 cdef inline int spins_after_yield(int spins, int most, int64_t took_ns) noexcept nogil:
-    return min(spins, most // 64) if took_ns > SWITCH_NS else spins
+    return min(spins, most // 64) if took_ns > SWITCH_NS else max(spins, most // 16)
 
 
 # Return whether a counter has come to this value. Counters may pass 2**64: what is less than 2**63

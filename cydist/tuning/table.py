@@ -162,12 +162,12 @@ OURS_IN_OPEN_MPI = (
 # namespaces, in blocks and by turns, leaders took 0.6 to 1.0 of the time of lanes at 16 KiB for an
 # all_reduce, all_gather, reduce_scatter, reduce, all_to_all and scan. Lanes took 0.55 to 1.05 of
 # the time of leaders at 64 KiB and 0.5 to 0.9 at 128 KiB for the first three, and 0.8 to 0.95 and
-# 0.5 to 0.6 for an all_to_all: each rank sends its own block without a copy. The same holds
-# over Open MPI's messages: 0.5 to 0.75 at 64 KiB, 0.45 to 0.7 at 128 KiB. A broadcast and a reduce
-# take the same time in both from 64 KiB on. Hosts with more cores gain more from lanes. Above their
-# limits a scan and an exscan send the fewest bytes. cydist checks each call, and MPI's own need a
-# message more for it: with it they took 1.5 to 13 times as long as leaders up to 256 KiB over Open
-# MPI. Over MPICH nothing was measured.
+# 0.5 to 0.6 for an all_to_all: each rank sends its own block without a copy. The same holds over
+# Open MPI's messages: 0.5 to 0.75 at 64 KiB, 0.45 to 0.7 at 128 KiB. For a broadcast and a reduce
+# lanes took 0.85 to 1.35 of the time of leaders from 64 to 512 KiB. Hosts with more cores gain more
+# from lanes. Above their limits a scan and an exscan send the fewest bytes. cydist checks each
+# call, and MPI's own need a message more for it: with it they took 1.5 to 13 times as long as
+# leaders up to 256 KiB over Open MPI. Over MPICH nothing was measured.
 MOST_OF_LEADERS = {
     "broadcast": 512 * KiB, "all_reduce": 32 * KiB, "reduce": 512 * KiB,
     "all_gather": 32 * KiB, "reduce_scatter": 32 * KiB, "all_to_all": 32 * KiB,

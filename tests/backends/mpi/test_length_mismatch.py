@@ -69,8 +69,8 @@ def mismatched(group, spare, rank, size, usual, odd):
 def test_a_mismatch_of_lengths_writes_nowhere_else(
     group, rank, size, spare, call, short, long, odd_is_short
 ):
-    """Of more bytes than Open MPI sends at once, it would write all of them. 300 floats, 1,300 and
-    40,000 are carried in different ways."""
+    """Of more bytes than Open MPI sends at once, it would write all of them. 300 floats, 1,300,
+    10,000 and 40,000 are carried in different ways."""
     usual, odd = (long, short) if odd_is_short else (short, long)
     message = mismatched(group, spare, rank, size, (call, usual), (call, odd))
     for count in (short, long):
