@@ -111,8 +111,8 @@ cdef int peek(Comm *t) noexcept nogil:
         t = t.whole
     # If another thread is already doing this, it handles the messages, so do not wait.
     if exchange_int(&n.busy, 1) == 0:
-        if n.listening:
-            t.test(t, &n.receive)       # a wait for a flag progresses no messages
+        if t.progress != NULL:
+            t.progress(t)               # a wait for a flag moves no messages
         poll(n, t)
         unlock(n)
     return wait_status(n)

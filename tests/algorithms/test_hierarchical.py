@@ -429,3 +429,21 @@ def test_a_rank_that_leaves_passes_on_why_the_group_failed(row):
         assert group.each(body) == ["mismatch"] * 4
     finally:
         group.close()
+
+
+def test_a_wait_in_windows_hears_of_a_failure_on_another_host(fresh):
+    """A rank that waits for another one of its host reads what comes in at its sockets meanwhile,
+    at the end of each slice of the wait."""
+    group = fresh("2+2")
+    case = Case("barrier", 4, 0)
+    group.groups[2].fail("timeout")  # its notice is in rank 0's socket now
+    _native.arm_failpoint("wait:hold:6")
+    try:
+        waits = group.pool.submit(case.run, group.groups[0], 0, "leaders", 1, TINY, 30.0)
+        while not waits.done() and not _native.failpoint_holds():
+            time.sleep(0.001)
+        assert not _native.failpoint_holds()
+        with pytest.raises(_native.CallError, match="timeout"):
+            waits.result()
+    finally:
+        _native.arm_failpoint("")

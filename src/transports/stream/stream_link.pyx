@@ -103,6 +103,16 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
     return load_int(&r.status)
 
 
+cdef void progress_all(Comm *t) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    pthread_mutex_lock(&net.lock)
+    net.glancing = True
+    progress(net)
+    net.glancing = False
+    look_for_silence(net, now_ns())
+    pthread_mutex_unlock(&net.lock)
+
+
 cdef bint is_contradicted(Comm *t, Request *r) noexcept nogil:
     cdef Net *net = <Net *>t.link
     pthread_mutex_lock(&net.lock)
@@ -298,6 +308,7 @@ cdef class MessageLink(Link):
         t.recv = recv
         t.at_once = at_once
         t.test = test
+        t.progress = progress_all
         t.wait = wait
         t.cancel = cancel
         t.contradicted = is_contradicted
