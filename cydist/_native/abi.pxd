@@ -240,9 +240,11 @@ ctypedef struct Comm:
     int (*at_once)(Comm *t, Request *r, bint sending) noexcept nogil
     # Make progress without blocking; returns r.status.
     int (*test)(Comm *t, Request *r) noexcept nogil
-    # Move what can be moved of all messages, as a wait does, without blocking: for waits for flags.
-    # NULL: messages arrive without it.
+    # Move what can be moved of all messages, as a wait does, without blocking: for waits for flags,
+    # which call it again and again while requests of collectives are under way. NULL: messages
+    # arrive without it.
     void (*progress)(Comm *t) noexcept nogil
+    const int *in_calls         # the number of those requests; NULL: there never are any
     # Block until the request is complete or the deadline has passed. Returns r.status if complete,
     # else why the wait ended. Then it is still posted: the caller waits again or cancels.
     int (*wait)(Comm *t, Request *r, int64_t deadline_ns) noexcept nogil

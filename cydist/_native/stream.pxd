@@ -189,6 +189,7 @@ ctypedef struct Net:            # one rank's end of all its connections
     uint64_t finished           # requests so far
     bint lingering              # a peer may still write once into a withdrawn receive
     size_t in_flight            # point-to-point requests, and frames no thread waits for
+    int in_calls                # requests of collectives
     bint closed
     char *staging
     CipherBuffers sealed        # of encrypted connections

@@ -10,7 +10,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.failpoints cimport SEND_MID, WAIT, reach
 from cydist._native.sync cimport (
-    YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, has_reached, load_u32,
+    YIELD_NS, add_u32, fence, futex_wait_shared, futex_wake_shared, has_reached, load_int, load_u32,
     load_u64, low_half, sched_yield, slice_until, spins_after_yield, swap_u64,
 )
 
@@ -19,6 +19,7 @@ cdef enum:
     HEADS = 8                   # for each slot
     HEAD_BYTES = 192            # of short data behind a head, at most
     RANKS_IN_A_CROWD = 16       # for each core
+    MOVE_NS = 200000            # the longest sleep while messages are under way
 
 
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
@@ -88,6 +89,8 @@ cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
     while now < until:
         if has_reached(load_u64(flag), value):
             return OK
+        if has_messages(t):
+            t.progress(t)
         if t.size >= w.crowd:
             break               # it would only run again after most of them have yielded in vain
         sched_yield()
@@ -109,7 +112,7 @@ cdef int sleep_until_raised(Comm *t, uint64_t *flag, uint64_t value,
         seen = load_u64(flag)
         reach(WAIT)
         if not has_reached(seen, value):
-            futex_wait_shared(low_half(flag), <uint32_t>seen, until - now)
+            sleep_while(t, flag, seen, until)
         add_u32(sleepers(flag), <uint32_t>-1)
         if has_reached(load_u64(flag), value):
             return OK
@@ -124,6 +127,22 @@ cdef int sleep_until_raised(Comm *t, uint64_t *flag, uint64_t value,
                 return status
             now = now_ns()
             until = slice_until(now, deadline_ns)
+
+
+cdef inline bint has_messages(const Comm *t) noexcept nogil:
+    """Return whether messages of a call are under way, which other ranks may be waiting for."""
+    return t.in_calls != NULL and load_int(<int *>t.in_calls) != 0
+
+
+cdef void sleep_while(Comm *t, uint64_t *flag, uint64_t seen, int64_t until) noexcept nogil:
+    """Sleep while the flag has this value; wake up to move messages while there are any."""
+    cdef int64_t now = now_ns()
+    while has_messages(t) and load_u64(flag) == seen and now < until:
+        futex_wait_shared(low_half(flag), <uint32_t>seen, min(until - now, <int64_t>MOVE_NS))
+        t.progress(t)
+        now = now_ns()
+    if now < until:
+        futex_wait_shared(low_half(flag), <uint32_t>seen, until - now)
 
 
 cdef bint owner_is_gone(Comm *t, const uint64_t *flag) noexcept nogil:

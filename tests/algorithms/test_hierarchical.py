@@ -25,6 +25,7 @@ PLACEMENTS = {
 }
 CONSECUTIVE = ("2+2", "3+1", "1+3", "2+1+3")
 TRANSPORTS = ["shm", *more("tcp")]  # inside a host
+SENT = np.zeros(4, np.uint64)  # by rank 0, to each; as long as the process lives
 
 
 def row_id(row):
@@ -447,3 +448,29 @@ def test_a_wait_in_windows_hears_of_a_failure_on_another_host(fresh):
             waits.result()
     finally:
         _native.arm_failpoint("")
+
+
+def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
+    """Ranks that wait for others of their hosts send and receive their blocks meanwhile, however
+    much more those have than sockets hold."""
+    group = fresh("2+2")
+    link = group.links[0].messages
+    link.count_sent_in(SENT)
+    case = Case("all_gather", 4, 4_000_000)
+    nbytes = 4_000_000 * case.dtype.itemsize
+
+    def call(rank):
+        return group.pool.submit(case.run, group.groups[rank], rank, "lanes", 1, TINY, 60.0)
+
+    _native.arm_failpoint("wait:hold:50")
+    try:
+        calls = [call(0), call(2)]
+        while not _native.failpoint_holds() and SENT[2] < nbytes:
+            time.sleep(0.001)
+        assert not _native.failpoint_holds()
+    finally:
+        _native.arm_failpoint("")
+    calls += [call(1), call(3)]
+    for each in calls:
+        each.result()
+    assert link.statistics()["in_calls"] == 0

@@ -309,6 +309,7 @@ cdef class MessageLink(Link):
         t.at_once = at_once
         t.test = test
         t.progress = progress_all
+        t.in_calls = &self.net.in_calls
         t.wait = wait
         t.cancel = cancel
         t.contradicted = is_contradicted
@@ -382,22 +383,23 @@ cdef class MessageLink(Link):
         return enough
 
     def statistics(self):
-        """Return counts: connections (live now), made (ever), posted, arrived, moving, threads,
-        copied: bytes, ever, of messages that came before their receive, and spins: looks at the
-        sockets before a wait yields its core."""
+        """Return counts: connections (live now), made (ever), posted, arrived, moving, in_calls:
+        requests of collectives, threads, copied: bytes, ever, of messages that came before their
+        receive, and spins: looks at the sockets before a wait yields its core."""
         cdef Net *net = self.net
         cdef size_t posted, arrived, moving
         cdef uint64_t copied
-        cdef int live, made, threads, spins
+        cdef int live, made, threads, spins, in_calls
         with nogil:
             pthread_mutex_lock(&net.lock)
             live, made, threads = net.live, net.made, net.background_runs
             posted, arrived = count_posted(&net.queues), count_arrived(&net.queues)
             moving, copied, spins = net.in_flight, net.copied, net.spins
+            in_calls = net.in_calls
             pthread_mutex_unlock(&net.lock)
         return {
             "connections": live, "made": made, "posted": posted, "arrived": arrived,
-            "moving": moving, "threads": threads, "copied": copied, "spins": spins,
+            "moving": moving, "in_calls": in_calls, "threads": threads, "copied": copied, "spins": spins,
         }
 
     def lost(self, int peer):

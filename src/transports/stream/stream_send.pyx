@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, COLLECTIVE_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request, first_count,
+    CLOSED, COLLECTIVE_TAG, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request, first_count,
 )
 from cydist._native.cipher cimport cipher_write
 from cydist._native.failpoints cimport SEND_MID, armed, reach
@@ -60,12 +60,16 @@ cdef void remove_out(Outgoing **ring, Outgoing *out) noexcept nogil:
 # Completion
 
 cdef void begin_request(Net *net, Request *r) noexcept nogil:
-    if not r.tag & COLLECTIVE_TAG and not r.awaited:
+    if r.tag & COLLECTIVE_TAG:
+        store_int(&net.in_calls, net.in_calls + (r.tag != CONTROL_TAG))
+    elif not r.awaited:
         net.in_flight += 1
 
 
 cdef void forget_request(Net *net, Request *r) noexcept nogil:
-    if not r.tag & COLLECTIVE_TAG and not r.awaited:
+    if r.tag & COLLECTIVE_TAG:
+        store_int(&net.in_calls, net.in_calls - (r.tag != CONTROL_TAG))
+    elif not r.awaited:
         net.in_flight -= 1
     r.link = NULL
 
