@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +135,21 @@ def test_segments_of_parts() -> None:
          Measured(4, False, {}, 8192, placement="2x2")]
     )  # fmt: skip
     for placement, expected in ("2x2", 8192), ("3+1", 4096), ("", 4096):
-        found = tuning_table.part_segment_bytes((4, False, placement), 2, False)
+        found = tuning_table.part_segment_bytes((4, False, placement), "", 2, False)
         assert found == expected, placement
 
 
-def test_a_library_has_no_measured_segment() -> None:
-    """Measurements over sockets say nothing of a library's messages."""
+def test_a_library_has_no_measured_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements over sockets say nothing of a library's messages. Between hosts its segments are
+    short, unless the user sets them."""
     tuning_file.use_measured([Measured(2, False, {}, 4096)])
     shipped = tuning_table.DEFAULT_SEGMENT_BYTES
     assert tuning_table.segment_bytes(2, False, library="MPICH") == shipped
+    between = partial(tuning_table.part_segment_bytes, (4, False, ""), "MPICH", 2, False)
+    assert between() == tuning_table.LIBRARY_SEGMENT_BYTES
+    monkeypatch.setenv("CYDIST_SEGMENT_BYTES", "777")
+    tuning_table.reload()
+    assert between() == 777
 
 
 # ---- the job ----

@@ -628,7 +628,7 @@ class HostGroup(ProcessGroup):
             if native.hosts:
                 placed = (self._size, windows, placement)
                 native.prepare_parts(
-                    choose_for_part, partial(tuning_table.part_segment_bytes, placed)
+                    choose_for_part, partial(tuning_table.part_segment_bytes, placed, library)
                 )
             if not algorithm:
                 algorithm = tuning_table.choose(
