@@ -214,8 +214,9 @@ cdef tuple ON_PARTS = (BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, GATHER, SCATTE
 
 
 cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t segment_bytes):
-    # Not those of a whole group, whose blocks are even where a part's may not be.
-    cdef ChosenAlgorithms chosen = choices_for(ranks, windows, False, "a part")
+    # Not those of a whole group, whose blocks are even where a part's may not be. Groups differ in
+    # their segments, and not all of their ranks meet them in the same order.
+    cdef ChosenAlgorithms chosen = choices_for(ranks, windows, False, f"a part, {segment_bytes}")
     cdef int code, k
     if chosen.filled:
         return chosen

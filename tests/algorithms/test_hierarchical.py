@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from collective_cases import ROOTED, TINY, Case, Ranks
+from collective_cases import ROOTED, TINY, Case, Ranks, choose_for_part
 from extra_values import more
 
 from cydist import _native
@@ -474,3 +474,17 @@ def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
     for each in calls:
         each.result()
     assert link.statistics()["in_calls"] == 0
+
+
+def test_each_group_has_its_own_segments(fresh):
+    """Another group of the process with as many hosts has been prepared for other segments."""
+    case = Case("broadcast", 4, 16_384)
+    sent = []
+    for segment in 4096, 65_536:
+        group = fresh("2+2")
+        group.links[0].messages.count_sent_in(SENT)
+        for each in group.groups:
+            each.prepare_parts(choose_for_part, lambda ranks, windows, segment=segment: segment)
+        case.check(group.run(case, "leaders"))
+        sent.append(int(SENT[2]))
+    assert sent[0] > sent[1] > 65_536
