@@ -56,8 +56,11 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     if status == OK:
         if early:
             local_work(t, c)
+        began = now_ns()
         status = wait_for_all(t, c, a.step)
     if status == OK:
+        if trial != NULL:
+            record_time(&trial.agreement_ns, began)
         began = now_ns()
         usable = all_agree(t, a.step)
         if left != NULL and call_of(t, judge_of(t, c), a.step).note == NOT_FOR_A_WHILE:
@@ -223,12 +226,13 @@ cdef enum:
     LONGEST_NS = 1000000000     # at most this long: a stopped rank may have made that time long
     TRIES = 8                   # in so many calls: the first of them find their memory in no cache
     FALLBACKS = 32              # calls without agreement, once the fallback is known to be faster
-    AGREEMENT_NS = 10000        # what that saves, about, where cores are far apart
+    AGREEMENT_NS = 10000        # what that saves at most, where cores are far apart
 
 
 ctypedef struct Trial:          # measurements of calls of one collective and length
     int64_t direct_ns           # their approximate time, each way; 0: not tried
     int64_t fallback_ns
+    int64_t agreement_ns        # until all have arrived, which the fallback can do without
     int64_t again_ns            # when to try the slower way next
     int tries                   # how many of the next calls try one way,
     bint tries_direct           # and which
@@ -270,7 +274,8 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
 
 cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
     """Return whether to agree to exposure: what was faster, or the other way now and then."""
-    cdef bint direct_is_slower = trial.direct_ns + AGREEMENT_NS > trial.fallback_ns
+    cdef int64_t agreement_ns = min(trial.agreement_ns, <int64_t>AGREEMENT_NS)
+    cdef bint direct_is_slower = trial.direct_ns + agreement_ns > trial.fallback_ns
     if trial.direct_ns == 0 or trial.fallback_ns == 0:
         return YES if trial.direct_ns == 0 else NO
     if trial.tries <= 0 and now < trial.again_ns:
