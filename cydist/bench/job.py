@@ -29,16 +29,18 @@ from cydist.bench.options import SIZES, calls_text, checked, local_parser, size
 from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank import refusal
 from cydist.bench.rank_loop import Session
+from cydist.bench.raw_tcp import RawTcp
 from cydist.bench.runner import Measurements, Row, ratio, run_cases
 from cydist.bench.workers import WorkerError
 from cydist.errors import counted
 
-PEERS = ("gloo", "mpi")
+PEERS = ("gloo", "mpi", "raw")
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.I)
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 EPILOG = """
 Run it as every rank of a job of torchrun, cydistrun, mpirun, srun or another launcher.
-Libraries of --vs: gloo (needs torch), mpi (needs mpi4py, and mpirun or srun as the launcher).
+Libraries of --vs: gloo (needs torch), mpi (needs mpi4py, and mpirun or srun as the launcher), and
+raw: one polled TCP connection, between 2 ranks only, as the limit of what tcp can reach.
 "host sends" is what the busiest host sends to other hosts for a call, by the counters of its
 interfaces without loopback: other programs' bytes count, too.
 """
@@ -121,15 +123,22 @@ def _peer(name: str) -> Library:
     """Start another library on all ranks of the job."""
     if name == "mpi":
         return Mpi4py()
-    place: list[Any] = [None]
-    if cydist.get_rank() == 0:
-        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    rank, size = cydist.get_rank(), cydist.get_world_size()
+    host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    host = _from_rank_0(host)
+    if name == "raw":
+        return RawTcp(rank, size, _from_rank_0, host)
+    place = ""
+    if rank == 0:
         with socket.create_server(("", 0)) as free:
-            place = [f"tcp://{host}:{free.getsockname()[1]}"]
-    cydist.broadcast_object_list(place, 0)
-    return torch_with(
-        name, init_method=place[0], rank=cydist.get_rank(), world_size=cydist.get_world_size()
-    )
+            place = f"tcp://{host}:{free.getsockname()[1]}"
+    return torch_with(name, init_method=_from_rank_0(place), rank=rank, world_size=size)
+
+
+def _from_rank_0(text: str) -> str:
+    texts: list[Any] = [text]
+    cydist.broadcast_object_list(texts, 0)
+    return str(texts[0])
 
 
 def sent_bytes() -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank_loop import Session
+from cydist.rendezvous.handlers import rendezvous
 
 
 def main(
@@ -74,13 +75,24 @@ def start(
     if library.startswith("mpi"):
         return Mpi4py(polled=library == "mpi-polled")
     if library == "raw":
-        from cydist.bench.raw_tcp import RawTcp
-
-        return RawTcp()
+        return _raw_tcp()
     settings = dict(options)
     backend, arrays = settings.pop("backend"), settings.pop("arrays")
     os.environ.update({f"CYDIST_{name}": value for name, value in settings.items()})
     return Cydist(backend, arrays, **init_arguments)
+
+
+def _raw_tcp() -> Library:
+    from cydist.bench.raw_tcp import RawTcp
+
+    store, rank, size = rendezvous(timeout=60)
+
+    def from_rank_0(text: str) -> str:
+        if rank == 0:
+            store.set("raw", text)
+        return store.get("raw").decode()
+
+    return RawTcp(rank, size, from_rank_0)
 
 
 def refusal(error: Exception) -> dict[str, str]:

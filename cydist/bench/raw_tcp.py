@@ -15,31 +15,38 @@ import numpy as np
 
 from cydist.bench.cases import OPS
 from cydist.bench.peers import Bound, one_way, pingpong
-from cydist.rendezvous.handlers import rendezvous
 
 WRITE_BYTES = 1 << 20  # of one write
 
 
 class RawTcp:
-    """A library for two ranks; see Library in peers.py. Raises ValueError for other numbers."""
+    """A library for two ranks; see Library in peers.py. Raises ValueError for other numbers.
 
-    def __init__(self) -> None:
-        store, self.rank, self.size = rendezvous(timeout=60)
-        if self.size != 2:
-            raise ValueError(f"raw sockets connect 2 ranks, not {self.size}")
-        if self.rank == 0:
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                store.set("port", str(listener.getsockname()[1]))
+    Args:
+        rank, size: This process among the ranks.
+        from_rank_0: Returns rank 0's argument on both ranks.
+        host: Where rank 0 listens; inside a host the connection has cydist's congestion control,
+            between hosts the system's.
+    """
+
+    def __init__(
+        self, rank: int, size: int, from_rank_0: Callable[[str], str], host: str = "127.0.0.1"
+    ) -> None:
+        self.rank, self.size = rank, size
+        if size != 2:
+            raise ValueError(f"raw sockets connect 2 ranks, not {size}")
+        if rank == 0:
+            with socket.create_server((host, 0)) as listener:
+                from_rank_0(str(listener.getsockname()[1]))
                 listener.settimeout(60)
                 self._socket, _ = listener.accept()
         else:
-            port = int(store.get("port"))
-            self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+            self._socket = socket.create_connection((host, int(from_rank_0(""))), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        if host == "127.0.0.1":
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         self._socket.setblocking(False)
-        self._store = store  # rank 0 serves it, and must not end it while rank 1 reads
         self.about = {"version": "one TCP connection, polled from Python"}
         self.barrier()
 

@@ -58,6 +58,23 @@ def test_a_job_of_two_hosts(tmp_path: Path) -> None:
     assert nbytes <= sent <= 1.1 * nbytes
 
 
+def test_a_raw_connection_between_two_hosts(tmp_path: Path) -> None:
+    """It moves as many bytes, and is no peer: the limit of what sockets can reach."""
+    require_hosts()
+    nbytes, file = 1 << 20, tmp_path / "figures.json"
+    command = [*ARGUMENTS, "--sizes", nbytes, "--vs", "raw", "--json", file]
+    with (
+        network_of(2, tmp_path / "hosts") as (_, hosts),
+        job_on(hosts, [0, 1], command, tmp_path, PORT) as ranks,
+    ):
+        while ranks[0].line(LIMIT):
+            pass
+        assert [rank.ended(LIMIT) for rank in ranks] == [0] * 2
+    reduced, _ = json.loads(file.read_text())["cells"]
+    assert reduced["participants"]["raw"]["wrong"] == 0
+    assert all(nbytes <= sent <= 1.1 * nbytes for sent in reduced["host_sends"].values())
+
+
 RECEIVER = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
