@@ -207,8 +207,9 @@ def test_a_host_that_vanished_before_the_call(job: Job, doing: str, timeout: int
     job.assert_lost(THERE, "host0", HERE)
 
 
+# TCP sends again after 0.2, 0.6, 1.4 and 3 s: on a busy machine the hole may last a second longer.
 @pytest.mark.slow
-@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("timeout", [2 * SHORT, *TIMEOUTS[1:]])
 def test_a_black_hole_that_ends(job: Job, timeout: int) -> None:
     """A third of the timeout is survived, without a wrong sum."""
     job.start("reduce_for_ever", timeout=timeout)
