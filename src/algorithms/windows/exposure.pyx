@@ -12,7 +12,7 @@ from cydist._native.window_protocol cimport (
     call_of, acquire_slot, consume, wait_for_peer, wait_for_all, part_bytes, publish, slot_of,
 )
 from cydist._native.sync cimport (
-    GRACE_NS, SLICE_NS, fence, load_u64, sched_yield, store_u64, swap_u64,
+    GRACE_NS, SLICE_NS, fence, load_int, load_u64, sched_yield, store_int, store_u64, swap_u64,
 )
 
 
@@ -235,7 +235,7 @@ ctypedef struct Trial:          # measurements of calls of one collective and le
     int64_t agreement_ns        # until all have arrived, which the fallback can do without
     int64_t again_ns            # when to try the slower way next
     int tries                   # how many of the next calls try one way,
-    bint tries_direct           # and which
+    int tries_direct            # and whether that is direct
 
 
 cdef Trial trials[GROUPS][COLLECTIVES][CALL_LENGTHS]     # for the calls that this process decides
@@ -272,28 +272,41 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
         length_class(firsts * first[0].nbytes)]
 
 
+# Two threads of a process may decide at once, for groups that share a Trial.
+
+cdef inline int64_t load_ns(int64_t *ns) noexcept nogil:
+    return <int64_t>load_u64(<uint64_t *>ns)
+
+
+cdef inline void store_ns(int64_t *ns, int64_t value) noexcept nogil:
+    store_u64(<uint64_t *>ns, <uint64_t>value)
+
+
 cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
     """Return whether to agree to exposure: what was faster, or the other way now and then."""
-    cdef int64_t agreement_ns = min(trial.agreement_ns, <int64_t>AGREEMENT_NS)
-    cdef bint direct_is_slower = trial.direct_ns + agreement_ns > trial.fallback_ns
-    if trial.direct_ns == 0 or trial.fallback_ns == 0:
-        return YES if trial.direct_ns == 0 else NO
-    if trial.tries <= 0 and now < trial.again_ns:
+    cdef int64_t direct_ns = load_ns(&trial.direct_ns)
+    cdef int64_t fallback_ns = load_ns(&trial.fallback_ns)
+    cdef int64_t agreement_ns = min(load_ns(&trial.agreement_ns), <int64_t>AGREEMENT_NS)
+    cdef bint direct_is_slower = direct_ns + agreement_ns > fallback_ns
+    cdef int tries = load_int(&trial.tries)
+    if direct_ns == 0 or fallback_ns == 0:
+        return YES if direct_ns == 0 else NO
+    if tries <= 0 and now < load_ns(&trial.again_ns):
         return NOT_FOR_A_WHILE if direct_is_slower else YES
-    if trial.tries <= 0:        # less if two threads have decided at once
-        trial.again_ns = now + min(PATIENCE * max(trial.direct_ns, trial.fallback_ns), LONGEST_NS)
-        trial.tries = TRIES
-        trial.tries_direct = direct_is_slower
-    trial.tries -= 1
-    return YES if trial.tries_direct else NO
+    if tries <= 0:
+        store_ns(&trial.again_ns, now + min(PATIENCE * max(direct_ns, fallback_ns), LONGEST_NS))
+        store_int(&trial.tries_direct, direct_is_slower)
+        tries = TRIES
+    store_int(&trial.tries, tries - 1)
+    return YES if load_int(&trial.tries_direct) else NO
 
 
 cdef void record_time(int64_t *average_ns, int64_t began) noexcept nogil:
     """Record a time. A shorter one counts at once; a single call may be slow for any reason."""
-    cdef int64_t taken = now_ns() - began
-    if average_ns[0] != 0 and taken > average_ns[0]:
-        taken = average_ns[0] + (min(taken, 2 * average_ns[0]) - average_ns[0]) // 4 + 1
-    average_ns[0] = taken
+    cdef int64_t taken = now_ns() - began, average = load_ns(average_ns)
+    if average != 0 and taken > average:
+        taken = average + (min(taken, 2 * average) - average) // 4 + 1
+    store_ns(average_ns, taken)
 
 
 # Moving bytes

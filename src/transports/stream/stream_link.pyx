@@ -406,22 +406,27 @@ cdef class MessageLink(Link):
         """Return why this peer cannot be reached any more, for messages; "" while it can."""
         if not 0 <= peer < self.size or peer == self.rank:
             return ""
-        if self.net.lost[peer] == LEFT:
+        cdef uint8_t how
+        with nogil:
+            pthread_mutex_lock(&self.net.lock)
+            how = self.net.lost[peer]
+            pthread_mutex_unlock(&self.net.lock)
+        if how == LEFT:
             return "it closed its connections and left"
-        if self.net.lost[peer] == DIED:
+        if how == DIED:
             return ("its connection ended without a goodbye: it was killed, it failed, it ended "
                     "without destroy_process_group, or it was cut off")
-        if self.net.lost[peer] == BABBLED:
+        if how == BABBLED:
             return ("it sent what no rank sends, so its connection was closed: its bytes were "
                     "damaged on the way, or it runs another version of cydist")
-        if self.net.lost[peer] == FORGED:
+        if how == FORGED:
             return (f"its connection was closed, because it was tampered with: a frame from rank "
                     f"{peer} to rank {self.rank} is not the one that was sent. Somebody between "
                     "the two, who does not know the job's secret, drops, adds or changes frames, "
                     "or the network damaged one")
-        if self.net.lost[peer] == STARVED:
+        if how == STARVED:
             return "this rank had no memory for a message from it, and closed the connection"
-        if self.net.lost[peer] == VANISHED:
+        if how == VANISHED:
             return self.silence() if host_vanished(self.net, peer) else (
                 f"nothing has come on its connection for {self.net.patience.seconds:g} s "
                 "(CYDIST_PEER_TIMEOUT), though its host answers on others: the network drops what "
