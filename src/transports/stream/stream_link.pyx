@@ -399,7 +399,8 @@ cdef class MessageLink(Link):
             pthread_mutex_unlock(&net.lock)
         return {
             "connections": live, "made": made, "posted": posted, "arrived": arrived,
-            "moving": moving, "in_calls": in_calls, "threads": threads, "copied": copied, "spins": spins,
+            "moving": moving, "in_calls": in_calls, "threads": threads, "copied": copied,
+            "spins": spins,
         }
 
     def lost(self, int peer):

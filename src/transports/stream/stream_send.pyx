@@ -5,7 +5,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    CLOSED, COLLECTIVE_TAG, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request, first_count,
+    CLOSED, COLLECTIVE_TAG, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
+    first_count,
 )
 from cydist._native.cipher cimport cipher_write
 from cydist._native.failpoints cimport SEND_MID, armed, reach
