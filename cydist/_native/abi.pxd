@@ -240,10 +240,10 @@ ctypedef struct Comm:
     int (*at_once)(Comm *t, Request *r, bint sending) noexcept nogil
     # Make progress without blocking; returns r.status.
     int (*test)(Comm *t, Request *r) noexcept nogil
-    # Move what can be moved of all messages, as a wait does, without blocking: for waits for flags,
-    # which call it again and again while requests of collectives are under way. NULL: messages
-    # arrive without it.
-    void (*progress)(Comm *t) noexcept nogil
+    # Move what can be moved of all messages, as a wait does, without blocking, and return whether
+    # anything did: for waits for flags, which call it again and again while requests of collectives
+    # are under way. NULL: messages arrive without it.
+    bint (*progress)(Comm *t) noexcept nogil
     const int *in_calls         # the number of those requests; NULL: there never are any
     # Block until the request is complete or the deadline has passed. Returns r.status if complete,
     # else why the wait ended. Then it is still posted: the caller waits again or cancels.

@@ -16,6 +16,7 @@ import numpy as np
 from cydist.bench.cases import OPS
 from cydist.bench.peers import Bound, one_way, pingpong
 
+LOCAL = "127.0.0.1"
 WRITE_BYTES = 1 << 20  # of one write
 
 
@@ -25,25 +26,24 @@ class RawTcp:
     Args:
         rank, size: This process among the ranks.
         from_rank_0: Returns rank 0's argument on both ranks.
-        host: Where rank 0 listens; inside a host the connection has cydist's congestion control,
-            between hosts the system's.
+        host: Rank 0's. On LOCAL the connection has cydist's congestion control, else the system's.
     """
 
     def __init__(
-        self, rank: int, size: int, from_rank_0: Callable[[str], str], host: str = "127.0.0.1"
+        self, rank: int, size: int, from_rank_0: Callable[[str], str], host: str = LOCAL
     ) -> None:
         self.rank, self.size = rank, size
         if size != 2:
             raise ValueError(f"raw sockets connect 2 ranks, not {size}")
         if rank == 0:
-            with socket.create_server((host, 0)) as listener:
+            with _listener(host) as listener:
                 from_rank_0(str(listener.getsockname()[1]))
                 listener.settimeout(60)
                 self._socket, _ = listener.accept()
         else:
             self._socket = socket.create_connection((host, int(from_rank_0(""))), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if host == "127.0.0.1":
+        if host == LOCAL:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         self._socket.setblocking(False)
@@ -133,6 +133,15 @@ class RawTcp:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
+
+
+def _listener(host: str) -> socket.socket:
+    """Listen on all addresses, since rank 0 may resolve its own name to one that others lack."""
+    if host == LOCAL:
+        return socket.create_server((LOCAL, 0))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 def _bytes(array: Any) -> memoryview:

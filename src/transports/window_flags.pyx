@@ -19,7 +19,7 @@ cdef enum:
     HEADS = 8                   # for each slot
     HEAD_BYTES = 192            # of short data behind a head, at most
     RANKS_IN_A_CROWD = 16       # for each core
-    MOVE_NS = 200000            # the longest sleep while messages are under way
+    MOVE_NS = 200000            # the first sleep while messages are under way
 
 
 cdef size_t window_bytes(int slots, size_t slot_bytes) noexcept nogil:
@@ -91,6 +91,7 @@ cdef int wait_flag(Comm *t, uint64_t *flag, uint64_t value,
             return OK
         if has_messages(t):
             t.progress(t)
+            now = now_ns()
         if t.size >= w.crowd:
             break               # it would only run again after most of them have yielded in vain
         sched_yield()
@@ -135,11 +136,12 @@ cdef inline bint has_messages(const Comm *t) noexcept nogil:
 
 
 cdef void sleep_while(Comm *t, uint64_t *flag, uint64_t seen, int64_t until) noexcept nogil:
-    """Sleep while the flag has this value; wake up to move messages while there are any."""
-    cdef int64_t now = now_ns()
+    """Sleep while the flag has this value. While messages are under way, wake up to move them, but
+    ever more rarely if none moves."""
+    cdef int64_t now = now_ns(), nap = MOVE_NS
     while has_messages(t) and load_u64(flag) == seen and now < until:
-        futex_wait_shared(low_half(flag), <uint32_t>seen, min(until - now, <int64_t>MOVE_NS))
-        t.progress(t)
+        futex_wait_shared(low_half(flag), <uint32_t>seen, min(until - now, nap))
+        nap = <int64_t>MOVE_NS if t.progress(t) else 2 * nap
         now = now_ns()
     if now < until:
         futex_wait_shared(low_half(flag), <uint32_t>seen, until - now)

@@ -1,11 +1,14 @@
 """Hierarchical algorithms: ranks of which some share a host, and memory, and some do not."""
 
+import threading
 import time
 
 import numpy as np
 import pytest
 from collective_cases import ROOTED, TINY, Case, Ranks, choose_for_part
 from extra_values import more
+from sleeps import sleeps
+from transport_ranks import run
 
 from cydist import _native
 from cydist.testing import oracle
@@ -475,6 +478,22 @@ def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
     calls += [call(1), call(3)]
     for each in calls:
         each.result()
+
+
+def test_a_long_wait_in_windows_wakes_up_rarely(fresh):
+    """Its messages are under way, but none moves: the other ranks do not come for a second."""
+    group = fresh("2+2")
+    case = Case("all_gather", 4, 100_000)
+    times = []
+
+    def wait():
+        before = sleeps(threading.current_thread())
+        with pytest.raises(_native.CallError, match="timeout"):
+            case.run(group.groups[0], 0, "lanes", 1, TINY, 1.0)
+        times.append(sleeps(threading.current_thread()) - before)
+
+    run(wait)
+    assert times[0] < 1000  # at the first of its intervals it would be 3000
 
 
 def test_each_group_has_its_own_segments(fresh):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transport_ranks import Ranks, run, soon
+from sleeps import sleeps
+from transport_ranks import Group, Ranks, eventually, run, soon
 
 import cydist as dist
 from cydist import _native
@@ -137,6 +138,32 @@ def test_windows_stay_while_a_message_is_posted(transport: str) -> None:
             _native.arm_failpoint("")
             posting.join(20)
         assert not native.windows
+
+
+def test_a_wait_for_a_flag_does_not_queue_behind_a_thread_that_moves_messages() -> None:
+    """That thread keeps the link's lock; the waiting one goes on with its slices."""
+    with closing(Ranks("shm", 2)) as world:
+        by_flags, by_messages = world.group(1), world.group(2)
+
+        def barrier(group: Group, algorithm: bytes, seq: int) -> None:
+            group.native.run("barrier", [], [], algorithm=algorithm, deadline_ns=soon(30), seq=seq)
+
+        run(*[lambda group=group: barrier(group, b"flat", 1) for group in by_flags])
+        holding = threading.Thread(target=barrier, args=(by_messages[0], b"dissemination", 1))
+        waiting = threading.Thread(target=barrier, args=(by_flags[0], b"flat", 2))
+        _native.arm_failpoint("wait:hold")
+        try:
+            holding.start()
+            eventually(_native.failpoint_holds)
+            waiting.start()
+            eventually(lambda: sleeps(waiting) >= 5)
+            barrier(by_flags[1], b"flat", 2)
+            waiting.join(20)
+            assert not waiting.is_alive()
+        finally:
+            _native.arm_failpoint("")
+            barrier(by_messages[1], b"dissemination", 1)
+            holding.join(20)
 
 
 def test_hub_of_another_shape() -> None:

@@ -24,7 +24,7 @@ from cydist._native.linux cimport (
     epoll_ctl, epoll_event, eventfd, eventfd_read, eventfd_write, getpid, ioctl,
     pthread_cond_destroy, pthread_cond_init, pthread_condattr_destroy, pthread_condattr_init,
     pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_destroy, pthread_mutex_init,
-    pthread_mutex_lock, pthread_mutex_unlock, usleep,
+    pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock, usleep,
 )
 from cydist._native.matching cimport (
     Item, contradicted, count_arrived, count_posted, free_queues, init_queues,
@@ -103,14 +103,18 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
     return load_int(&r.status)
 
 
-cdef void progress_all(Comm *t) noexcept nogil:
+cdef bint progress_all(Comm *t) noexcept nogil:
     cdef Net *net = <Net *>t.link
-    pthread_mutex_lock(&net.lock)
-    net.glancing = True
-    progress(net)
-    net.glancing = False
-    look_for_silence(net, now_ns())
+    cdef bint moved = False
+    if pthread_mutex_trylock(&net.lock) != 0:
+        return False            # the thread that holds it moves them
+    if not net.closed:
+        net.glancing = True
+        moved = progress(net)
+        net.glancing = False
+        look_for_silence(net, now_ns())
     pthread_mutex_unlock(&net.lock)
+    return moved
 
 
 cdef bint is_contradicted(Comm *t, Request *r) noexcept nogil:
