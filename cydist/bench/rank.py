@@ -18,7 +18,6 @@ from typing import Any
 
 from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank_loop import Session
-from cydist.rendezvous.handlers import rendezvous
 
 
 def main(
@@ -84,6 +83,7 @@ def start(
 
 def _raw_tcp() -> Library:
     from cydist.bench.raw_tcp import RawTcp
+    from cydist.rendezvous.handlers import rendezvous
 
     store, rank, size = rendezvous(timeout=60)
 
