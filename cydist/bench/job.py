@@ -124,8 +124,7 @@ def _peer(name: str) -> Library:
     if name == "mpi":
         return Mpi4py()
     rank, size = cydist.get_rank(), cydist.get_world_size()
-    host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    host = _from_rank_0(host)
+    host = _from_rank_0(os.environ.get("MASTER_ADDR") or socket.gethostname())
     if name == "raw":
         return RawTcp(rank, size, _from_rank_0, host)
     place = ""

@@ -92,7 +92,7 @@ def _raw_tcp() -> Library:
             store.set("raw", text)
         return store.get("raw").decode()
 
-    return RawTcp(rank, size, from_rank_0)
+    return RawTcp(rank, size, from_rank_0)  # rank 0 serves the store until both are connected
 
 
 def refusal(error: Exception) -> dict[str, str]:

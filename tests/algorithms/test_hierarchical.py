@@ -8,7 +8,7 @@ import pytest
 from collective_cases import ROOTED, TINY, Case, Ranks, choose_for_part
 from extra_values import more
 from sleeps import sleeps
-from transport_ranks import run
+from transport_ranks import eventually, run
 
 from cydist import _native
 from cydist.testing import oracle
@@ -446,8 +446,7 @@ def test_a_wait_in_windows_hears_of_a_failure_on_another_host(fresh):
     _native.arm_failpoint("wait:hold:6")
     try:
         waits = group.pool.submit(case.run, group.groups[0], 0, "leaders", 1, TINY, 30.0)
-        while not waits.done() and not _native.failpoint_holds():
-            time.sleep(0.001)
+        eventually(lambda: waits.done() or _native.failpoint_holds())
         assert not _native.failpoint_holds()
         with pytest.raises(_native.CallError, match="timeout"):
             waits.result()
@@ -470,8 +469,7 @@ def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
     _native.arm_failpoint("wait:hold:50")
     try:
         calls = [call(0), call(2)]
-        while not _native.failpoint_holds() and SENT[2] < nbytes:
-            time.sleep(0.001)
+        eventually(lambda: SENT[2] >= nbytes or _native.failpoint_holds())
         assert not _native.failpoint_holds()
     finally:
         _native.arm_failpoint("")

@@ -37,40 +37,41 @@ def test_a_job_of_one_host(tmp_path: Path) -> None:
         assert len(cell["participants"]["cydist"]["rounds"]) == 2
 
 
-def test_a_job_of_two_hosts(tmp_path: Path) -> None:
-    """It says what each host sends for a call, and which share of the link that is."""
+def job_of_two_hosts(
+    tmp_path: Path, places: list[int], nbytes: int, *more: str
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return what rank 0 prints, and the cells that it saves."""
     require_hosts()
-    nbytes, file = 1 << 20, tmp_path / "figures.json"
-    command = [*ARGUMENTS, "--sizes", nbytes, "--rate", "10gbit", "--json", file]
+    file = tmp_path / "figures.json"
+    command = [*ARGUMENTS, "--sizes", nbytes, "--json", file, *more]
     with (
         network_of(2, tmp_path / "hosts") as (_, hosts),
-        job_on(hosts, [0, 1, 0, 1], command, tmp_path, PORT) as ranks,
+        job_on(hosts, places, command, tmp_path, PORT) as ranks,
     ):
         lines = []
         while line := ranks[0].line(LIMIT):
             lines.append(line)
-        assert [rank.ended(LIMIT) for rank in ranks] == [0] * 4
+        assert [rank.ended(LIMIT) for rank in ranks] == [0] * len(places)
+    cells: list[dict[str, Any]] = json.loads(file.read_text())["cells"]
+    return lines, cells
+
+
+def test_a_job_of_two_hosts(tmp_path: Path) -> None:
+    """It says what each host sends for a call, and which share of the link that is."""
+    nbytes = 1 << 20
+    lines, cells = job_of_two_hosts(tmp_path, [0, 1, 0, 1], nbytes, "--rate", "10gbit")
     assert any(line.endswith("4 on 2 hosts: 0 1 0 1") for line in lines)
     (row,) = [line.split() for line in lines if line.startswith("all_reduce ")]
     assert row[2:4] == ["cydist", "lanes"]
     assert row[-1].endswith("%")
-    sent = json.loads(file.read_text())["cells"][0]["host_sends"]["cydist"]
+    sent = cells[0]["host_sends"]["cydist"]
     assert nbytes <= sent <= 1.1 * nbytes
 
 
 def test_a_raw_connection_between_two_hosts(tmp_path: Path) -> None:
     """It moves as many bytes, and is no peer: the limit of what sockets can reach."""
-    require_hosts()
-    nbytes, file = 1 << 20, tmp_path / "figures.json"
-    command = [*ARGUMENTS, "--sizes", nbytes, "--vs", "raw", "--json", file]
-    with (
-        network_of(2, tmp_path / "hosts") as (_, hosts),
-        job_on(hosts, [0, 1], command, tmp_path, PORT) as ranks,
-    ):
-        while ranks[0].line(LIMIT):
-            pass
-        assert [rank.ended(LIMIT) for rank in ranks] == [0] * 2
-    reduced, _ = json.loads(file.read_text())["cells"]
+    nbytes = 1 << 20
+    _, (reduced, _) = job_of_two_hosts(tmp_path, [0, 1], nbytes, "--vs", "raw")
     assert reduced["participants"]["raw"]["wrong"] == 0
     assert all(nbytes <= sent <= 1.1 * nbytes for sent in reduced["host_sends"].values())
 
