@@ -341,6 +341,7 @@ ctypedef struct Call:           # one collective, as one rank sees it
     int root                    # group rank, or -1
     uint64_t tag                # of step 0; step k uses tag + k
     size_t segment_bytes        # unit of pipelining
+    size_t depth                # messages of a pipeline under way each way, at most; 0: PIPE_DEPTH
     int64_t deadline_ns         # monotonic clock; valid once `before_wait` was called
     # NULL, or to be called (see patiently) before the first wait of more than a few looks. It sets
     # the deadline and releases what others may need. A call that does not wait needs neither.

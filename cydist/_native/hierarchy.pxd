@@ -8,7 +8,7 @@ their messages cannot be mistaken for each other's.
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from cydist._native.abi cimport MISMATCH, Call, Comm, Reduction
+from cydist._native.abi cimport MISMATCH, Block, Call, Comm, Reduction
 from cydist._native.algorithm_table cimport SIZE_CLASSES, Choice
 
 
@@ -16,11 +16,16 @@ ctypedef struct Part:
     Comm comm
     const Choice (*rows)[SIZE_CLASSES]  # [collective][size class] of what runs on it; or NULL
     size_t segment_bytes
+    bint between_hosts
 
 
 cdef enum:
     LAST_PLACE = -2             # to across_at: of the last member of each host
     BUNDLED_BYTES = 8192        # blocks between two hosts up to this many are one message
+    # A rank that sends and receives at once has sent so many bytes, or two messages, more than it
+    # has received, at most. So neither way fills the queues of a network, where acknowledgements of
+    # the other would wait.
+    EXCHANGE_AHEAD = 131072
 
 
 ctypedef struct Hosts:
@@ -43,6 +48,11 @@ cdef void free_hosts(Hosts *hosts) noexcept nogil
 # Choose what runs on the parts; the arguments are those of Group.prepare_parts. Called once the
 # windows of the local part are open.
 cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1
+
+
+# Return how many messages of so many bytes that is.
+cdef inline size_t exchange_depth(size_t segment) noexcept nogil:
+    return max(EXCHANGE_AHEAD // segment, <size_t>2)
 
 
 cdef inline Hosts *hosts_of(const Comm *t) noexcept nogil:
@@ -75,6 +85,12 @@ cdef Call call_like(const Call *c) noexcept nogil
 cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbytes) noexcept nogil
 # Tell `c` how a call on a part ended.
 cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noexcept nogil
+
+# Reduce this host's contributions to a block on each of its ranks; `nbytes` is that of all blocks.
+cdef int reduce_here(Comm *t, Call *c, const Block *given, Block *own, size_t nbytes) noexcept nogil
+# Give this rank's block to all ranks of this host, and get theirs.
+cdef int gather_here(Comm *t, Call *c, const Block *own, const Block *blocks,
+                     size_t nbytes) noexcept nogil
 
 # Return a reduction without the last step, and one without the first: a group's result is finished
 # once, where the parts' results come together.

@@ -137,8 +137,8 @@ ctypedef struct Pipe:
     Request sends[PIPE_DEPTH]
     Request receives[PIPE_DEPTH]
 
-# Open a pipeline as deep as allowed, at most `most`.
-cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil
+# Open a pipeline as deep as the call allows, at most `most`.
+cdef void pipe_open(Pipe *pipe, const Call *c, size_t most) noexcept nogil
 # Wait until message i - depth is sent, so that the memory it was sent from can be written.
 cdef int pipe_ready(Comm *t, Call *c, Pipe *pipe, size_t i) noexcept nogil
 # Post both halves of message i, after pipe_ready. A peer of -1: no such half.

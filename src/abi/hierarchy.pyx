@@ -2,7 +2,7 @@
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from cydist._native.abi cimport OK, Call, Comm
+from cydist._native.abi cimport ALL_GATHER, ALL_REDUCE, OK, REDUCE_SCATTER, Call, Comm
 from cydist._native.algorithm_table cimport (
     ADAPTIVE, Choice, ChosenAlgorithms, choices_for_part, size_class,
 )
@@ -37,6 +37,7 @@ cdef int place_on_hosts(Comm *t, hosts) except -1:
 cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1:
     prepare_part(&h.local, h.local.comm.size, choose, segment_bytes)
     prepare_part(&h.across, h.count, choose, segment_bytes)
+    h.across.between_hosts = True
     return 0
 
 
@@ -159,6 +160,8 @@ cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbyte
     cdef const Choice *choice = &part.rows[collective][size_class(nbytes)]
     cdef int status
     inner.segment_bytes = part.segment_bytes
+    if part.between_hosts and collective in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
+        inner.depth = exchange_depth(part.segment_bytes)
     inner.fallback = choice.fallback
     inner.adaptive = choice.entry.traits & ADAPTIVE
     status = choice.entry.run(&part.comm, inner)
@@ -177,6 +180,26 @@ cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noe
         c.our_bytes = inner.our_bytes
         c.fingerprint = inner.fingerprint
     c.still_accessed = c.still_accessed or inner.still_accessed
+
+
+cdef int reduce_here(Comm *t, Call *c, const Block *given, Block *own,
+                     size_t nbytes) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef Reduction partial = unfinished(c.op)
+    cdef Call inner = call_like(c)
+    inner.op = &partial
+    inner.inputs = given
+    inner.outputs = own
+    return run_part(&h.local, c, &inner, REDUCE_SCATTER, nbytes)
+
+
+cdef int gather_here(Comm *t, Call *c, const Block *own, const Block *blocks,
+                     size_t nbytes) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef Call inner = call_like(c)
+    inner.inputs = own
+    inner.outputs = blocks
+    return run_part(&h.local, c, &inner, ALL_GATHER, nbytes)
 
 
 cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil:

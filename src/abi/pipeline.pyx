@@ -146,9 +146,10 @@ cdef void release_buffer(Comm *t, void *memory) noexcept nogil:
         free(memory)
 
 
-cdef void pipe_open(Pipe *pipe, size_t most) noexcept nogil:
+cdef void pipe_open(Pipe *pipe, const Call *c, size_t most) noexcept nogil:
+    cdef size_t allowed = min(c.depth, <size_t>PIPE_DEPTH) if c.depth != 0 else PIPE_DEPTH
     cdef int slot
-    pipe.depth = PIPE_DEPTH if most > PIPE_DEPTH else (most if most > 0 else 1)
+    pipe.depth = max(min(most, allowed), <size_t>1)
     pipe.first_step = 0
     pipe.status = OK
     for slot in range(PIPE_DEPTH):

@@ -200,7 +200,7 @@ cdef int trade(Comm *t, Call *c, const Walk *walk, int round_, int partner,
     cdef Block sent, received
     cdef char *theirs
     cdef Pipe pipe
-    pipe_open(&pipe, total)
+    pipe_open(&pipe, c, total)
     pipe.first_step = <size_t>round_ * walk.per_round
     for i in range(total + pipe.depth - 1):
         if i < sends:

@@ -234,7 +234,7 @@ cdef int scatter_back(Comm *t, Call *c, size_t first_step) noexcept nogil:
     cdef size_t p = t.size
     cdef size_t i, to, source
     cdef Pipe pipe
-    pipe_open(&pipe, p - 1)
+    pipe_open(&pipe, c, p - 1)
     pipe.first_step = first_step
     for i in range(p + pipe.depth - 2):
         to = (t.rank + 1 + i) % p

@@ -43,7 +43,7 @@ cdef int all_to_all(Comm *t, Call *c) noexcept nogil:
     cdef size_t i
     cdef Pipe pipe
     copy(c.outputs[t.rank].ptr, c.inputs[t.rank].ptr, c.inputs[t.rank].nbytes)
-    pipe_open(&pipe, steps)
+    pipe_open(&pipe, c, steps)
     for i in range(steps + pipe.depth - 1):
         if i < steps and pipe_post(
             t, c, &pipe, i, c.inputs[ahead(t, <int>i + 1)], ahead(t, <int>i + 1),
@@ -80,7 +80,7 @@ cdef int collect(Comm *t, Call *c, size_t segment, size_t per_step,
     cdef int distance
     cdef Block own, out, into
     cdef Pipe pipe
-    pipe_open(&pipe, total)
+    pipe_open(&pipe, c, total)
     for i in range(total + pipe.depth - 1):
         if i < total:
             distance = <int>(i // per_step) + 1

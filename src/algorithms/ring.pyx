@@ -106,7 +106,7 @@ cdef int reduce_round(Comm *t, Call *c, const RingSegments *cut, Block own, Bloc
     cdef size_t i, taken, block
     cdef Block out, into
     cdef Pipe pipe
-    pipe_open(&pipe, cut.per_step)
+    pipe_open(&pipe, c, cut.per_step)
     for i in range(2 * half + pipe.depth - 1):
         if i < 2 * half:
             out = piece(own if i < cut.per_step else result,
@@ -184,7 +184,7 @@ cdef int scatter_round(Comm *t, Call *c, const RingSegments *cut, size_t stretch
     cdef size_t i, taken
     cdef Block out, into, own
     cdef Pipe pipe
-    pipe_open(&pipe, cut.per_step)
+    pipe_open(&pipe, c, cut.per_step)
     for i in range(total + pipe.depth - 1):
         if i < total:
             if pipe_ready(t, c, &pipe, i) != OK:
@@ -227,7 +227,7 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef size_t i
     cdef Pipe pipe
     copy(c.outputs[t.rank].ptr, c.inputs[0].ptr, c.inputs[0].nbytes)
-    pipe_open(&pipe, per_step)
+    pipe_open(&pipe, c, per_step)
     for i in range(total + pipe.depth - 1):
         # One step ahead of reduce_scatter's numbering: the first block sent is this rank's.
         if i < total and pipe_post(
@@ -252,7 +252,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef int target = -1 if next_rank(t) == c.root else next_rank(t)
     cdef size_t i
     cdef Pipe pipe
-    pipe_open(&pipe, total)
+    pipe_open(&pipe, c, total)
     for i in range(total + pipe.depth - 1):
         part = segment_of(whole, i, segment)
         if i < total and pipe_post(t, c, &pipe, i, part, -1, part, source) != OK:

@@ -65,7 +65,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef TreePosition place
     cdef Pipe pipe              # of the segments from the parent
     find_place(t, c.root, &place)
-    pipe_open(&pipe, total)
+    pipe_open(&pipe, c, total)
     for i in range(total + pipe.depth - 1):
         part = segment_of(whole, i, segment)
         if i < total and pipe_post(t, c, &pipe, i, part, -1, part, place.parent) != OK:

@@ -35,6 +35,12 @@ def row_id(row):
     return "-".join(row)
 
 
+def cut_parts_at(group, segment):
+    """Let the parts of all ranks' group send segments of so many bytes."""
+    for each in group.groups:
+        each.prepare_parts(choose_for_part, lambda ranks, windows: segment)
+
+
 def placed(rows):
     """Parametrize by these rows and every placement where each can run."""
     able = [
@@ -457,11 +463,11 @@ def test_a_wait_in_windows_hears_of_a_failure_on_another_host(fresh):
 def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
     """Ranks that wait for others of their hosts send and receive their blocks meanwhile, however
     much more those have than sockets hold."""
-    group = fresh("2+2")
-    link = group.links[0].messages
-    link.count_sent_in(SENT)
     case = Case("all_gather", 4, 4_000_000)
     nbytes = 4_000_000 * case.dtype.itemsize
+    group = fresh("2+2")
+    cut_parts_at(group, nbytes)
+    group.links[0].messages.count_sent_in(SENT)
 
     def call(rank):
         return group.pool.submit(case.run, group.groups[rank], rank, "lanes", 1, TINY, 60.0)
@@ -501,8 +507,7 @@ def test_each_group_has_its_own_segments(fresh):
     for segment in 4096, 65_536:
         group = fresh("2+2")
         group.links[0].messages.count_sent_in(SENT)
-        for each in group.groups:
-            each.prepare_parts(choose_for_part, lambda ranks, windows, segment=segment: segment)
+        cut_parts_at(group, segment)
         case.check(group.run(case, "leaders"))
         sent.append(int(SENT[2]))
     assert sent[0] > sent[1] > 65_536

@@ -7,7 +7,7 @@ import pytest
 from extra_values import long
 from recorded_calls import ranks_that_wait_for_ever, unfinished_requests
 
-from cydist.bench.schedules import UNIT, WHOLE, DeadlockError, Line, play, record
+from cydist.bench.schedules import SEGMENT_BYTES, UNIT, WHOLE, DeadlockError, Line, play, record
 from cydist.tuning import table as tuning_table
 
 ROWS = sorted(row for row, needs in tuning_table.NEEDS.items() if needs & tuning_table.HOSTS)
@@ -258,6 +258,44 @@ def test_each_byte_of_a_long_call_crosses_once(schedule):
     if schedule.row in LONG and schedule.nbytes >= 4000 * schedule.p:
         least = LEAST[schedule.row[0]](schedule.nbytes, len(set(schedule.hosts)))
         assert least <= sum(schedule.between_hosts()[0]) <= 1.03 * least
+
+
+EVEN = ("2+2", "round-robin", "4x3", "5x4-in-blocks")
+RINGS = [("all_gather", "lanes"), ("reduce_scatter", "lanes")]
+
+
+@placed(RINGS, PLACEMENTS)
+def test_blocks_travel_in_segments(row, placement):
+    """Which are short enough to be sent before the receiver asks for them."""
+    found = recorded(row, placement, 32 * MiB, 0)
+    between = [
+        max(sizes)
+        for (source, target), sizes in found.messages("send").items()
+        if found.hosts[source] != found.hosts[target]
+    ]
+    assert max(between) == SEGMENT_BYTES
+
+
+EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@placed([row for row in ROWS if row[0] in EXCHANGES], EVEN)
+def test_a_rank_sends_little_before_it_receives(row, placement):
+    """As long as it has to receive from other hosts, it is half a mebibyte ahead at most, but for
+    blocks that differ by an element."""
+    found = recorded(row, placement, 32 * MiB, 0)
+    for rank, log in enumerate(found.logs):
+        elsewhere = [line for line in log if found.hosts[line[1]] != found.hosts[rank]]
+        numbers = {line[4] for line in elsewhere if line[0] == "recv"}
+        due = sum(line[3] for line in elsewhere if line[0] == "recv")
+        sent = received = most = 0
+        for kind, _, _, nbytes, number in elsewhere:
+            if kind == "send":
+                sent += nbytes
+                most = max(most, sent - received if received < due else 0)
+            elif kind == "wait" and number in numbers:
+                received += nbytes
+        assert most <= MiB // 2 + 100 * UNIT
 
 
 def bytes_of_blocks(found, root, collective):

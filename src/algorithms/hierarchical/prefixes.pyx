@@ -195,7 +195,7 @@ cdef int hand_on(Comm *t, Call *c, Prefix *s) noexcept nogil:
     prefix = s.blocks[h.local.comm.rank]
     segment = segment_size(c, c.op.itemsize, prefix.nbytes, 1)
     total = segments_in(prefix.nbytes, segment)
-    pipe_open(&pipe, total)
+    pipe_open(&pipe, c, total)
     for i in range(total + pipe.depth - 1):
         if i < total and pipe_post(&lane.comm, &inner, &pipe, i, Block(NULL, 0), -1,
                                    segment_of(prefix, i, segment), source) != OK:
