@@ -281,8 +281,9 @@ EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter")
 
 @placed([row for row in ROWS if row[0] in EXCHANGES], EVEN)
 def test_a_rank_sends_little_before_it_receives(row, placement):
-    """As long as it has to receive from other hosts, it is half a mebibyte ahead at most, but for
-    blocks that differ by an element."""
+    """As long as it has to receive from other hosts, it is half a mebibyte ahead at most; in a ring
+    of more hosts, where it sends on the first segments at once, one. Blocks may differ by an
+    element."""
     found = recorded(row, placement, 32 * MiB, 0)
     for rank, log in enumerate(found.logs):
         elsewhere = [line for line in log if found.hosts[line[1]] != found.hosts[rank]]
@@ -295,7 +296,7 @@ def test_a_rank_sends_little_before_it_receives(row, placement):
                 most = max(most, sent - received if received < due else 0)
             elif kind == "wait" and number in numbers:
                 received += nbytes
-        assert most <= MiB // 2 + 100 * UNIT
+        assert most <= (MiB // 2 if len({*found.hosts}) == 2 else MiB) + 100 * UNIT
 
 
 def bytes_of_blocks(found, root, collective):

@@ -188,37 +188,46 @@ cdef int gather_blocks(Comm *t, Call *c, Ring *ring, Block *some) noexcept nogil
     return status
 
 
+cdef Leaving leaving_in(Comm *t, Call *c, const Ring *ring, int d, int round_) noexcept nogil:
+    """Return the block of a round of the host d before the next one, which is sent there."""
+    cdef Hosts *h = hosts_of(t)
+    cdef Leaving l = Leaving(member_in_round(h, host_before(h, d - 1), round_), Block(NULL, 0), 0, 0)
+    if l.rank >= 0:
+        l.block = c.inputs[0] if l.rank == t.rank else c.outputs[l.rank]
+        l.segments = segments_in(l.block.nbytes, ring.segment)
+    return l
+
+
 cdef int gather_round(Comm *t, Call *c, Ring *ring, Block *some, int d, int round_) noexcept nogil:
     """Take the blocks of the host d before this one, send on those of the host after that one, and
-    share what arrives with the ranks here; in the first round of all also what they give."""
+    share what arrives with the ranks here; in the first round of all also what they give. The first
+    segments that arrive are sent on at once."""
     cdef Hosts *h = hosts_of(t)
     cdef int host = host_before(h, d)
-    cdef bint first = d == 1 and round_ == 0
     cdef size_t shared = max(SHARED_BYTES // ring.segment, <size_t>1)
     cdef size_t piece = shared * ring.segment
-    cdef size_t i, j, own = 0, pieces = 0, arriving = 0
-    cdef Leaving leaving
+    cdef size_t i, j, own = 0, pieces = 0
+    cdef Leaving leaving = leaving_in(t, c, ring, d, round_)
+    cdef Leaving arriving = leaving_in(t, c, ring, d + 1, round_)
     cdef int status = OK
-    leaving.rank = member_in_round(h, host_before(h, d - 1), round_)
-    leaving.block = c.inputs[0] if first else c.outputs[max(leaving.rank, 0)]
-    leaving.segments = 0 if leaving.rank < 0 else segments_in(leaving.block.nbytes, ring.segment)
-    leaving.passed = 0
-    if first:
+    if d == 1 and round_ == 0:
         own = pieces_on(h, piece, h.here, 0, h.local.comm.size, c.outputs, some)
+    elif d > 1:
+        leaving.passed = min(leaving.segments, ring.ahead)
     if round_ < rounds_of(h, host):
         pieces = pieces_on(h, piece, host, round_, h.lanes, c.outputs, some)
-        if member_in_round(h, host, round_) >= 0:
-            arriving = segments_in(some[h.local.comm.rank].nbytes, ring.segment)
     for i in range(max(own, pieces)):
         j = i * shared
         pass_until(t, c, ring, &leaving, j + ring.ahead)
         if i < own:
             blocks_on(h, h.here, 0, h.local.comm.size, c.outputs, some)
-            status = share(t, c, piece, some, leaving.block, i)
-        while j < min(arriving, (i + 1) * shared) and status == OK:
+            status = share(t, c, piece, some, c.inputs[0], i)
+        while j < min(arriving.segments, (i + 1) * shared) and status == OK:
             status = take(t, c, ring)
             j += 1
             pass_until(t, c, ring, &leaving, j + ring.ahead)
+            if d + 1 < h.count and status == OK:
+                pass_until(t, c, ring, &arriving, min(j, ring.ahead))
         if i < pieces and status == OK:
             blocks_on(h, host, round_, h.lanes, c.outputs, some)
             status = share(t, c, piece, some, some[h.local.comm.rank], i)
