@@ -35,9 +35,9 @@ from cydist.tuning import table as tuning_table
 RECORDED = 1024
 MOST_MESSAGES = 300_000  # of a recording; more take longer than a table is worth
 TOLERANCE = 0.3
-# How long waits keep a core, by src/transports/stream/stream_progress.pyx and the upper end of what
-# cydist/_native/sync.pxd says of SPINS.
-SPIN, SPIN_TOGETHER = 200e-6, 50e-6
+# How long waits keep a core that another rank wants: a 64th of what they spin at most, by
+# src/transports/stream/stream_progress.pyx and cydist/_native/sync.pxd (spins_after_yield).
+SPIN, SPIN_TOGETHER = 200e-6 / 64, 50e-6 / 64
 NEAR = 8  # a size is validated by a cell of at most so many times its bytes, or by so many less
 OPS = "all_reduce,broadcast,all_gather,reduce_scatter,barrier"
 SIZES = "8,1Ki,64Ki,1Mi,16Mi,128Mi"

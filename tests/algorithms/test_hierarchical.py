@@ -245,6 +245,19 @@ def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh, row, odd):
     assert group.each(body) == ["mismatch"] * group.size
 
 
+@pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_another_number_of_segments_is_a_mismatch_on_all(fresh, collective, odd):
+    """Although the messages of such ranks have other numbers, too."""
+    group = fresh("2+2")
+    case, other = (Case(collective, group.size, count) for count in (1000, 9000))
+
+    def body(rank):
+        return status_of(group, other if rank == odd else case, "lanes", rank)
+
+    assert group.each(body) == ["mismatch"] * group.size
+
+
 LONG = 10_000
 # Bytes of the blocks, as the root has them, and as their ranks do: some in bundles, some too long;
 # sums that agree although the blocks do not.

@@ -2,7 +2,7 @@
 
 Rank 0 prints JSON: the seconds that a post of 8 bytes and of 32 KiB takes its sender, half of a
 message there and back of 8 bytes, 32 KiB, 256 KiB and 1 MiB, and what 1 MiB takes both ways at
-once: medians of many rounds.
+once: medians of many rounds, after as many in which waits find out how long to spin.
 """
 
 from __future__ import annotations
@@ -15,34 +15,33 @@ import numpy as np
 
 import cydist as dist
 
-ROUNDS, BURST = 60, 8
+ROUNDS, BURST = 200, 8
 
 
 def post_seconds(nbytes: int) -> float:
     """Return what a post takes, of a burst that the connection takes at once."""
-    data = [np.zeros(nbytes, np.uint8) for _ in range(BURST)]
+    data = np.zeros(nbytes, np.uint8)
     token = np.zeros(1)
     found = []
-    for _ in range(ROUNDS):
+    for _ in range(2 * ROUNDS):
+        began = time.perf_counter()
         if dist.get_rank() == 0:
-            began = time.perf_counter()
-            works = [dist.isend(each, 1) for each in data]
+            for _ in range(BURST):
+                dist.send(data, 1)
             found.append((time.perf_counter() - began) / BURST)
-            for work in works:
-                work.wait()
             dist.recv(token, 1)
         else:
-            for each in data:
-                dist.recv(each, 0)
+            for _ in range(BURST):
+                dist.recv(data, 0)
             dist.send(token, 0)
-    return statistics.median(found) if found else 0.0
+    return statistics.median(found[ROUNDS:]) if found else 0.0
 
 
 def half_seconds(nbytes: int) -> float:
     """Return half of what a message there and back takes."""
     data = np.zeros(nbytes, np.uint8)
     found = []
-    for _ in range(ROUNDS):
+    for _ in range(2 * ROUNDS):
         began = time.perf_counter()
         if dist.get_rank() == 0:
             dist.send(data, 1)
@@ -51,27 +50,27 @@ def half_seconds(nbytes: int) -> float:
             dist.recv(data, 0)
             dist.send(data, 0)
         found.append((time.perf_counter() - began) / 2)
-    return statistics.median(found)
+    return statistics.median(found[ROUNDS:])
 
 
 def both_seconds(nbytes: int) -> float:
     """Return what a message takes while one of the same size goes the other way."""
     data, other = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     found = []
-    for _ in range(ROUNDS):
+    for _ in range(2 * ROUNDS):
         began = time.perf_counter()
         work = dist.isend(data, 1 - dist.get_rank())
         dist.recv(other, 1 - dist.get_rank())
         work.wait()
         found.append(time.perf_counter() - began)
-    return statistics.median(found)
+    return statistics.median(found[ROUNDS:])
 
 
 dist.init_process_group("tcp", timeout=60)
 dist.barrier()
 posts = {nbytes: post_seconds(nbytes) for nbytes in (8, 32768)}
-both = both_seconds(1048576)
 halves = {nbytes: half_seconds(nbytes) for nbytes in (8, 32768, 262144, 1048576)}
+both = both_seconds(1048576)
 if dist.get_rank() == 0:
     print(json.dumps({"post": posts, "half": halves, "both": both}), flush=True)
 dist.barrier()
