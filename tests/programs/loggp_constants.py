@@ -1,8 +1,8 @@
 """Constants of the model of `python -m cydist.bench --simulate`, as a job of two ranks.
 
-Rank 0 prints JSON: the seconds that a post of 8 bytes and of 32 KiB takes its sender, half of a
-message there and back of 8 bytes, 32 KiB, 256 KiB and 1 MiB, and what 1 MiB takes both ways at
-once: medians of many rounds, after as many in which waits find out how long to spin.
+Rank 0 prints JSON: the seconds that a post of 8 bytes and of 32 KiB takes its sender, and half of a
+message there and back of 8 bytes, 32 KiB, 256 KiB and 1 MiB: medians of many rounds, after as many
+in which waits find out how long to spin.
 """
 
 from __future__ import annotations
@@ -53,25 +53,11 @@ def half_seconds(nbytes: int) -> float:
     return statistics.median(found[ROUNDS:])
 
 
-def both_seconds(nbytes: int) -> float:
-    """Return what a message takes while one of the same size goes the other way."""
-    data, other = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    found = []
-    for _ in range(2 * ROUNDS):
-        began = time.perf_counter()
-        work = dist.isend(data, 1 - dist.get_rank())
-        dist.recv(other, 1 - dist.get_rank())
-        work.wait()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found[ROUNDS:])
-
-
 dist.init_process_group("tcp", timeout=60)
 dist.barrier()
 posts = {nbytes: post_seconds(nbytes) for nbytes in (8, 32768)}
 halves = {nbytes: half_seconds(nbytes) for nbytes in (8, 32768, 262144, 1048576)}
-both = both_seconds(1048576)
 if dist.get_rank() == 0:
-    print(json.dumps({"post": posts, "half": halves, "both": both}), flush=True)
+    print(json.dumps({"post": posts, "half": halves}), flush=True)
 dist.barrier()
 dist.destroy_process_group()
