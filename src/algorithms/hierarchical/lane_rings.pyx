@@ -12,8 +12,8 @@ Blocks travel in segments, which are sent at once: a longer message would ask fi
 bytes that all lanes have under way. A few are on their way, as exchange_depth says. Meanwhile the
 ranks of a host share, or add, what has arrived.
 
-No ranks wait for each other in a circle: whoever waits for a segment waits for earlier ones that
-the host before has to take, and those wait in the same way.
+No ranks wait for each other in a circle: a rank that waits for a segment waits for earlier ones
+that the host before has to take, and those wait in the same way.
 """
 from libc.stdlib cimport malloc
 
@@ -108,15 +108,15 @@ cdef int take(Comm *t, Call *c, Ring *ring) noexcept nogil:
     return complete(t, c, &ring.receives[ring.arrived - 1], 1)
 
 
-cdef void pass_until(Comm *t, Call *c, Ring *ring, Leaving *l, size_t until) noexcept nogil:
+cdef void pass_until(Comm *t, Call *c, Ring *ring, Leaving *block, size_t until) noexcept nogil:
     """Send the segments of a block up to that number."""
     cdef Block part
-    while l.passed < min(until, l.segments):
-        part = segment_of(l.block, l.passed, ring.segment)
+    while block.passed < min(until, block.segments):
+        part = segment_of(block.block, block.passed, ring.segment)
         post_send(t, c, &ring.sends[ring.sent], part.ptr, part.nbytes, ring.after,
-                  <int>(l.rank * ring.per_block + l.passed))
+                  <int>(block.rank * ring.per_block + block.passed))
         ring.sent += 1
-        l.passed += 1
+        block.passed += 1
 
 
 cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
@@ -191,11 +191,12 @@ cdef int gather_blocks(Comm *t, Call *c, Ring *ring, Block *some) noexcept nogil
 cdef Leaving leaving_in(Comm *t, Call *c, const Ring *ring, int d, int round_) noexcept nogil:
     """Return the block of a round of the host d before the next one, which is sent there."""
     cdef Hosts *h = hosts_of(t)
-    cdef Leaving l = Leaving(member_in_round(h, host_before(h, d - 1), round_), Block(NULL, 0), 0, 0)
-    if l.rank >= 0:
-        l.block = c.inputs[0] if l.rank == t.rank else c.outputs[l.rank]
-        l.segments = segments_in(l.block.nbytes, ring.segment)
-    return l
+    cdef int rank = member_in_round(h, host_before(h, d - 1), round_)
+    cdef Block block
+    if rank < 0:
+        return Leaving(rank, Block(NULL, 0), 0, 0)
+    block = c.inputs[0] if rank == t.rank else c.outputs[rank]
+    return Leaving(rank, block, segments_in(block.nbytes, ring.segment), 0)
 
 
 cdef int gather_round(Comm *t, Call *c, Ring *ring, Block *some, int d, int round_) noexcept nogil:
