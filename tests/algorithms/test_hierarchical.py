@@ -217,6 +217,25 @@ def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh, row):
         assert pending(group.links[rank]) == (0, 0)
 
 
+@pytest.mark.parametrize("placement", ["2+2", "3+1"])
+def test_a_sum_that_was_not_made_is_not_sent(fresh, placement):
+    """A rank that waits in vain for another one of its host has nothing for the next host."""
+    group = fresh(placement)
+    case = Case("reduce_scatter", group.size, 1000)
+    ended = {}
+
+    def body(rank):
+        if rank == 1:
+            return
+        try:
+            case.run(group.groups[rank], rank, "lanes", 1, TINY, 0.3 if rank == 0 else 2.0)
+        except _native.CallError as error:
+            ended[rank] = error.status
+
+    group.each(body)
+    assert sorted(ended) == [rank for rank in range(group.size) if rank != 1]
+
+
 def pending(link):
     counts = getattr(link, "messages", link).statistics()
     return counts["posted"], counts["arrived"]

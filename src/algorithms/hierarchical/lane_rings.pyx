@@ -328,16 +328,18 @@ cdef int reduce_round(Comm *t, Call *c, Partials *s, int d, int round_) noexcept
     for i in range(segments):
         if d == 2:
             status = begin_sums(t, c, s, round_, leaving.block, &begun, i + s.ring.ahead)
-        pass_until(t, c, &s.ring, &leaving, i + s.ring.ahead)
         if status == OK:
+            pass_until(t, c, &s.ring, &leaving, i + s.ring.ahead)
             status = add_segments(t, c, s, host, round_, sum, i)
         if status != OK:
             return status
     if d == 2:
         status = begin_sums(t, c, s, round_, leaving.block, &begun, <size_t>-1)
+    if status != OK:            # there is nothing to send
+        return status
     pass_until(t, c, &s.ring, &leaving, leaving.segments)
     s.taken += rank >= 0
-    if handed_out and segments != 0 and status == OK:
+    if handed_out and segments != 0:
         status = hand_out(t, c, s, round_, sum)
     return status
 
