@@ -27,9 +27,12 @@ from pathlib import Path
 from cydist.launch.spawn import spawn, ProcessContext
 import cydist.errors as errors
 
-def pause():
+def pause():  # signal.pause() would not run the handler of a signal that came just before it
+    awake, signals = os.pipe()
+    os.set_blocking(signals, False)
+    signal.set_wakeup_fd(signals)
     while True:
-        signal.pause()
+        os.read(awake, 1)
 
 {functions}
 
