@@ -119,6 +119,24 @@ def test_uneven_blocks(ranks, row, placement):
         case.check(group.run(case, name))
 
 
+# Elements of blocks that are long on one lane of a host, and on another one of the next.
+CROSSWISE = {
+    "2+2": [50_000, 0, 0, 50_000],
+    "round-robin": [50_000, 0, 0, 50_000],
+    "2+1+3": [50_000, 0, 50_000, 0, 50_000, 0],
+    "2+2+2-mixed": [50_000, 0, 50_000, 50_000, 0, 0],
+}
+
+
+@pytest.mark.parametrize("placement", CROSSWISE)
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_a_lane_that_has_little_to_take_sends_what_others_wait_for(fresh, collective, placement):
+    """Blocks of many segments beside empty ones."""
+    group = fresh(placement)
+    case = Case(collective, group.size, 0, sizes=CROSSWISE[placement])
+    case.check(group.run(case, "lanes", seconds=5.0))
+
+
 # Bytes of a block on a host of two or three ranks: with its size in one message or in two, as long
 # as may be in a bundle, too long for one, and none.
 AT_LIMITS = [56, 57, 8192 // 3, 8192 // 3 + 1, 4096, 4097, 0]

@@ -12,8 +12,9 @@ Blocks travel in segments, which are sent at once: a longer message would ask fi
 bytes that all lanes have under way. A few are on their way, as exchange_depth says. Meanwhile the
 ranks of a host share, or add, what has arrived.
 
-No ranks wait for each other in a circle: a rank that waits for a segment waits for earlier ones
-that the host before has to take, and those wait in the same way.
+No ranks wait for each other in a circle. Before a rank waits for others of its host, to share what
+arrived, it has sent as much itself. So a rank that waits for a segment waits until the host before
+has an earlier one, which waits in the same way.
 """
 from libc.stdlib cimport malloc
 
@@ -229,6 +230,8 @@ cdef int gather_round(Comm *t, Call *c, Ring *ring, Block *some, int d, int roun
             pass_until(t, c, ring, &leaving, j + ring.ahead)
             if d + 1 < h.count and status == OK:
                 pass_until(t, c, ring, &arriving, min(j, ring.ahead))
+        if status == OK:        # others need the whole piece before they come to share theirs
+            pass_until(t, c, ring, &leaving, (i + 1) * shared)
         if i < pieces and status == OK:
             blocks_on(h, host, round_, h.lanes, c.outputs, some)
             status = share(t, c, piece, some, some[h.local.comm.rank], i)
