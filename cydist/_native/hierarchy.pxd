@@ -50,7 +50,7 @@ cdef void free_hosts(Hosts *hosts) noexcept nogil
 cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1
 
 
-# Return how many messages of so many bytes that is.
+# Return how many messages of so many bytes EXCHANGE_AHEAD allows.
 cdef inline size_t exchange_depth(size_t segment) noexcept nogil:
     return max(EXCHANGE_AHEAD // segment, <size_t>2)
 

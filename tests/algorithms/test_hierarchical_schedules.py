@@ -266,7 +266,7 @@ RINGS = [("all_gather", "lanes"), ("reduce_scatter", "lanes")]
 
 @placed(RINGS, PLACEMENTS)
 def test_blocks_travel_in_segments(row, placement):
-    """Which are short enough to be sent before the receiver asks for them."""
+    """Each is short enough to be sent before the receiver asks for it."""
     found = recorded(row, placement, 32 * MiB, 0)
     between = [
         max(sizes)

@@ -16,21 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from pausing import PAUSE
 
 DEADLINE = 60.0
-# Every program starts with this. A worker is `ready` in one write, so that it stays one line. One
-# in signal.pause() would not run the handler of a signal that came just before the call.
-HEADER = """import json, os, signal, subprocess, sys, time
+# Every program starts with this. A worker is `ready` in one write, so that it stays one line.
+HEADER = f"""import json, os, signal, subprocess, sys, time
 rank = int(os.environ['RANK'])
 def ready(*_):
     os.write(1, b'ready %d\\n' % os.getpid())
-def pause():
-    awake, signals = os.pipe()
-    os.set_blocking(signals, False)
-    signal.set_wakeup_fd(signals)
-    while True:
-        os.read(awake, 1)
-"""
+{PAUSE}"""
 
 
 @dataclass

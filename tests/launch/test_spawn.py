@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launched_hosts import without_notices
+from pausing import PAUSE
 
 from cydist.errors import DistError, ProcessExitedException, ProcessRaisedException
 from cydist.launch.spawn import spawn
@@ -26,14 +27,7 @@ import os, signal, socket, sys, threading, time
 from pathlib import Path
 from cydist.launch.spawn import spawn, ProcessContext
 import cydist.errors as errors
-
-def pause():  # signal.pause() would not run the handler of a signal that came just before it
-    awake, signals = os.pipe()
-    os.set_blocking(signals, False)
-    signal.set_wakeup_fd(signals)
-    while True:
-        os.read(awake, 1)
-
+{pause}
 {functions}
 
 if __name__ == "__main__":
@@ -43,7 +37,9 @@ if __name__ == "__main__":
 
 def program(directory: Path, functions: str, main: str) -> str:
     path = directory / "program.py"
-    path.write_text(PROGRAM.format(functions=functions, main=main.replace("\n", "\n    ")))
+    path.write_text(
+        PROGRAM.format(pause=PAUSE, functions=functions, main=main.replace("\n", "\n    "))
+    )
     return str(path)
 
 

@@ -109,15 +109,15 @@ cdef int take(Comm *t, Call *c, Ring *ring) noexcept nogil:
     return complete(t, c, &ring.receives[ring.arrived - 1], 1)
 
 
-cdef void pass_until(Comm *t, Call *c, Ring *ring, Leaving *block, size_t until) noexcept nogil:
+cdef void pass_until(Comm *t, Call *c, Ring *ring, Leaving *leaving, size_t until) noexcept nogil:
     """Send the segments of a block up to that number."""
     cdef Block part
-    while block.passed < min(until, block.segments):
-        part = segment_of(block.block, block.passed, ring.segment)
+    while leaving.passed < min(until, leaving.segments):
+        part = segment_of(leaving.block, leaving.passed, ring.segment)
         post_send(t, c, &ring.sends[ring.sent], part.ptr, part.nbytes, ring.after,
-                  <int>(block.rank * ring.per_block + block.passed))
+                  <int>(leaving.rank * ring.per_block + leaving.passed))
         ring.sent += 1
-        block.passed += 1
+        leaving.passed += 1
 
 
 cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
