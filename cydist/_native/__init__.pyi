@@ -397,7 +397,7 @@ class Group:
     def place_on_hosts(self, hosts: Sequence[int]) -> None: ...
     def prepare_parts(
         self,
-        choose: Callable[[str, int, int, bool], tuple[bytes, bytes]],
+        choose: Callable[[str, int, int, bool, bool], tuple[bytes, bytes]],
         segment_bytes: Callable[[int, bool], int],
     ) -> None: ...
     def keep_choice(

@@ -67,4 +67,5 @@ cdef class ChosenAlgorithms:             # shared by groups of one size that off
 cdef ChosenAlgorithms choices_for(int ranks, bint windows, bint native, object placement)
 # The same for a part of a group (hierarchy.pxd), with all rows that such parts need. `choose` is
 # that of Group.prepare_parts.
-cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t segment_bytes)
+cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, bint between_hosts, choose,
+                                       size_t segment_bytes)

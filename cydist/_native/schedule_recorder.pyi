@@ -18,7 +18,7 @@ class ScheduleRecorder:
         cls,
         link: Link,
         hosts: list[int] | None = None,
-        choose: Callable[[str, int, int, bool], tuple[bytes, bytes]] | None = None,
+        choose: Callable[[str, int, int, bool, bool], tuple[bytes, bytes]] | None = None,
         segment_bytes: Callable[[int, bool], int] | None = None,
         together: bool = False,
     ) -> Self: ...

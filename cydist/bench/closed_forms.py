@@ -192,14 +192,17 @@ def _tree_period(many: Sequence[Rounds], each: int, machine: Machine) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _alone(collective: str, ranks: int, nbytes: int) -> list[list[Line]]:
+def _alone(collective: str, ranks: int, nbytes: int, between_hosts: bool) -> list[list[Line]]:
     """Return the recorded call of ranks that share no memory, by the algorithm that it takes."""
-    return record(collective, _name_alone(collective, ranks, nbytes), range(ranks), nbytes)
+    name = _name_alone(collective, ranks, nbytes, between_hosts)
+    return record(collective, name, range(ranks), nbytes)
 
 
-def _name_alone(collective: str, ranks: int, nbytes: int) -> str:
+def _name_alone(collective: str, ranks: int, nbytes: int, between_hosts: bool) -> str:
     even = collective not in (*tuning_table.UNSIZED, "all_to_all")
-    return tuning_table.choose(collective, nbytes, ranks, False, even=even, commutative=True)
+    return tuning_table.choose(
+        collective, nbytes, ranks, False, even=even, commutative=True, between_hosts=between_hosts
+    )
 
 
 def hierarchical(
@@ -228,23 +231,23 @@ def _local(collective: str, each: int, nbytes: int, machine: Machine, windows: b
     """Return the seconds of a call of the ranks of a host."""
     if windows:
         return machine.together(collective, each, nbytes)
-    return play(_alone(collective, each, nbytes), [0] * each, machine)
+    return play(_alone(collective, each, nbytes, False), [0] * each, machine)
 
 
 def _is_chain(collective: str, hosts: int, nbytes: int) -> bool:
-    return collective == "broadcast" and _name_alone(collective, hosts, nbytes) == "ring"
+    return collective == "broadcast" and _name_alone(collective, hosts, nbytes, True) == "ring"
 
 
 def _across(collective: str, hosts: int, nbytes: int, machine: Machine) -> float:
     """Return the seconds of a call of one rank on each host: recorded, or of many hosts by its
     rounds, of which a ring has millions."""
-    name = _name_alone(collective, hosts, nbytes)
+    name = _name_alone(collective, hosts, nbytes, True)
     many = rounds((collective, name), hosts, nbytes) if hosts > MOST_RECORDED_ACROSS else None
     if many is not None:
         return by_rounds(many, 1, machine)
     if hosts > MOST_RECORDED_ACROSS and hosts * _segments(nbytes)[0] > MOST_SEGMENTS:
         raise NotPricedError(f"too many messages between {hosts} hosts to play")
-    return play(_alone(collective, hosts, nbytes), range(hosts), machine)
+    return play(_alone(collective, hosts, nbytes, True), range(hosts), machine)
 
 
 def _ring_of_hosts(

@@ -213,17 +213,19 @@ cdef tuple ON_PARTS = (BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, GATHER, SCATTE
                        ALL_TO_ALL, BARRIER, SCAN, EXSCAN)
 
 
-cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, choose, size_t segment_bytes):
+cdef ChosenAlgorithms choices_for_part(int ranks, bint windows, bint between_hosts, choose,
+                                       size_t segment_bytes):
     # Not those of a whole group, whose blocks are even where a part's may not be. Groups differ in
     # their segments, and not all of their ranks meet them in the same order.
-    cdef ChosenAlgorithms chosen = choices_for(ranks, windows, False, f"a part, {segment_bytes}")
+    cdef ChosenAlgorithms chosen = choices_for(ranks, windows, False,
+                                               ("a part", between_hosts, segment_bytes))
     cdef int code, k
     if chosen.filled:
         return chosen
     for code in ON_PARTS:
         collective = COLLECTIVE_NAMES[code]
         for k in range(SIZE_CLASSES):
-            algorithm, fallback = choose(collective, 1 << k, ranks, windows)
+            algorithm, fallback = choose(collective, 1 << k, ranks, windows, between_hosts)
             chosen.rows[code][k] = choice_of(collective, code, algorithm, fallback)
     chosen.segment_bytes = segment_bytes
     chosen.for_parts = chosen.filled = True

@@ -35,15 +35,15 @@ cdef int place_on_hosts(Comm *t, hosts) except -1:
 
 
 cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1:
+    h.across.between_hosts = True
     prepare_part(&h.local, h.local.comm.size, choose, segment_bytes)
     prepare_part(&h.across, h.count, choose, segment_bytes)
-    h.across.between_hosts = True
     return 0
 
 
 cdef int prepare_part(Part *part, int ranks, choose, segment_bytes) except -1:
     cdef bint windows = part.comm.windows != NULL
-    cdef ChosenAlgorithms chosen = choices_for_part(ranks, windows, choose,
+    cdef ChosenAlgorithms chosen = choices_for_part(ranks, windows, part.between_hosts, choose,
                                                     segment_bytes(ranks, windows))
     part.rows = chosen.rows         # which live as long as the process
     part.segment_bytes = chosen.segment_bytes

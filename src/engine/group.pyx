@@ -146,8 +146,9 @@ cdef class Group:
 
         Args:
             choose: Returns the names of an algorithm and its fallback, given a collective, the
-                bytes of all blocks, ranks, and whether they have windows.
-            segment_bytes: Returns the unit of pipelining, given the last two.
+                bytes of all blocks, ranks, whether they have windows, and whether the part has
+                one rank of each host.
+            segment_bytes: Returns the unit of pipelining, given ranks and windows.
         """
         prepare_parts(hosts_of(&self.comm), choose, segment_bytes)
 

@@ -745,10 +745,14 @@ class HostGroup(ProcessGroup):
         return self._endpoint.link.lost(peer) or parted or self._endpoint.peer_error(peer)
 
 
-def choose_for_part(collective: str, nbytes: int, ranks: int, windows: bool) -> tuple[bytes, bytes]:
+def choose_for_part(
+    collective: str, nbytes: int, ranks: int, windows: bool, between_hosts: bool
+) -> tuple[bytes, bytes]:
     """Return the names of the algorithm and its fallback for a part of a group."""
     even = collective not in (*tuning_table.UNSIZED, "all_to_all")
-    name = tuning_table.choose(collective, nbytes, ranks, windows, even=even, commutative=True)
+    name = tuning_table.choose(
+        collective, nbytes, ranks, windows, even=even, commutative=True, between_hosts=between_hosts
+    )
     other = tuning_table.fallback(collective, name, nbytes, ranks, even=even, commutative=True)
     return name.encode(), other.encode()
 
