@@ -30,7 +30,7 @@ from cydist._native.stream_peers cimport (
 from cydist._native.shm_ring cimport has_space, request_space
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
 from cydist._native.sync cimport (
-    YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,
+    SWITCH_NS, YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,
     spins_after_yield,
 )
 
@@ -308,9 +308,23 @@ cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
             idle_until = now + YIELD_NS
 
 
+cdef bint is_core_free(Net *net) noexcept nogil:
+    """Offer the core to other threads before this one sleeps; return whether none took it."""
+    cdef int64_t began
+    if net.most_spins == 0:
+        return False
+    pthread_mutex_unlock(&net.lock)
+    began = now_ns()
+    sched_yield()
+    began = now_ns() - began
+    pthread_mutex_lock(&net.lock)
+    net.spins = spins_after_yield(net.spins, net.most_spins, began)
+    return began <= SWITCH_NS
+
+
 cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
     cdef int status = OK
-    cdef bint moved = True
+    cdef bint moved = True, free = False
     cdef int64_t now = now_ns()
     # A caller that queries peers waits in parts. Each part continues the idle time of the last.
     cdef int64_t idle_since = net.idle_since if net.waited_for == r else now
@@ -322,6 +336,8 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
             spin(net, r, until)
             if net.shm != NULL or net.foreign != NULL:
                 yield_core(net, r, until)
+            elif r.status == PENDING:
+                free = is_core_free(net)
             continue
         now = now_ns()
         reach(WAIT)
@@ -347,7 +363,10 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
             moved = poll(net, until - now)
             if moved and now_ns() - now < SPIN_NS:
                 # It would have arrived during a longer spin.
-                net.spins = spins_after(net.spins, net.most_spins, True)
+                if free:
+                    net.spins = min(2 * net.spins + net.most_spins // 16, net.most_spins)
+                else:
+                    net.spins = spins_after(net.spins, net.most_spins, True)
     net.waited_for = r if status == TIMEOUT else NULL
     net.idle_since = idle_since
     return status
