@@ -13,7 +13,6 @@ from cydist._native.linux cimport pthread_cond_t, pthread_mutex_t, pthread_t
 from cydist._native.matching cimport Item, Queues
 from cydist._native.shm_peers cimport LocalPeers
 from cydist._native.shm_ring cimport OUTBOUND_CELL, Ring, cell_behind
-from cydist._native.stream_pacing cimport Exchange, Pace
 from cydist._native.stream_silence cimport Patience, Silence
 from cydist._native.wire cimport Header
 
@@ -97,9 +96,6 @@ ctypedef struct Connection:     # one lane to one peer
     FrameKeys receiving
     bint forged                 # a frame is not the one that the peer sent
     Silence silence             # of the socket
-    Pace pace                   # of the socket
-    bint paused                 # in the list of those that do not write for now
-    Connection *next_paused
     bint local                  # the bytes go through rings
     Ring inbound                # made at the first write of either side
     Ring outbound
@@ -183,9 +179,6 @@ ctypedef struct Net:            # one rank's end of all its connections
     uint8_t *lost               # per peer: 0, or a Loss
     uint64_t *sent_to           # per peer: bytes that its sockets have taken
     int *hosts                  # per rank: the lowest rank of its host; NULL: not known
-    Exchange exchange
-    Connection *paused
-    uint64_t pauses             # ever
     Patience patience           # with silent hosts
     int64_t next_look           # for them
     LocalPeers *shm                 # NULL: no memory is shared

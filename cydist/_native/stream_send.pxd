@@ -14,8 +14,6 @@ cdef void on_reply(Connection *c, const Header *h) noexcept nogil
 
 # Write as much of the waiting frames as there is room for.
 cdef void on_writable(Connection *c) noexcept nogil
-# Let the paused connections write, if they may by now. Return whether any does.
-cdef bint resume_writing(Net *net) noexcept nogil
 # Write as much of one frame as there is room for; returns how many bytes that was.
 cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
                        const char *data, size_t nbytes) noexcept nogil

@@ -25,9 +25,6 @@ ctypedef struct Traffic:
     int64_t taken               # bytes of this side that the other kernel has acknowledged
     int64_t since_got_ns        # since the last bytes came
     int64_t since_heard_ns      # since bytes or an acknowledgement came
-    int64_t unacked             # segments of this side without an acknowledgement
-    int64_t busy_us             # in which there were some, and the other side had room, ever
-    int64_t round_trip_us       # the shortest of late
 
 
 cdef enum Verdict:

@@ -63,7 +63,6 @@ CHAINS = """
     abi net transports/stream
     transports transports/inproc
     abi testing
-    transports/stream testing
 """
 ABOVE_THE_ENGINE = re.compile(r"^\s*(?:from|import)\s+cydist\.(?!_native)(\w+)", re.M)
 CIMPORTED = re.compile(

@@ -9,7 +9,6 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC
 
 from cydist._native.abi cimport (
@@ -390,23 +389,22 @@ cdef class MessageLink(Link):
     def statistics(self):
         """Return counts: connections (live now), made (ever), posted, arrived, moving, in_calls:
         requests of collectives, threads, copied: bytes, ever, of messages that came before their
-        receive, spins: looks at the sockets before a wait yields its core, and pauses, ever: of
-        connections on a slow network (stream_pacing.pxd)."""
+        receive, and spins: looks at the sockets before a wait yields its core."""
         cdef Net *net = self.net
         cdef size_t posted, arrived, moving
-        cdef uint64_t copied, pauses
+        cdef uint64_t copied
         cdef int live, made, threads, spins, in_calls
         with nogil:
             pthread_mutex_lock(&net.lock)
             live, made, threads = net.live, net.made, net.background_runs
             posted, arrived = count_posted(&net.queues), count_arrived(&net.queues)
             moving, copied, spins = net.in_flight, net.copied, net.spins
-            in_calls, pauses = net.in_calls, net.pauses
+            in_calls = net.in_calls
             pthread_mutex_unlock(&net.lock)
         return {
             "connections": live, "made": made, "posted": posted, "arrived": arrived,
             "moving": moving, "in_calls": in_calls, "threads": threads, "copied": copied,
-            "spins": spins, "pauses": pauses,
+            "spins": spins,
         }
 
     def lost(self, int peer):
@@ -615,14 +613,13 @@ cdef class TcpLink(MessageLink):
         Bytes that have come, bytes that its kernel has acknowledged, and the seconds since bytes
         came, and since anything did.
         """
-        cdef Traffic one, whole
+        cdef Traffic one, whole = Traffic(0, 0, 0, 0)
         cdef Connection *c
         cdef int lane
         cdef bint found = False
         if peer == self.rank:
             return None
         self.check(peer, 0)
-        memset(&whole, 0, sizeof(whole))
         with nogil:
             pthread_mutex_lock(&self.net.lock)
             for lane in range(self.net.lanes):

@@ -23,7 +23,7 @@ from cydist._native.linux cimport (
 )
 from cydist._native.matching cimport contradicted
 from cydist._native.shm_peers cimport announce_sleep, drain_doorbell, end_sleep
-from cydist._native.stream_send cimport on_writable, resume_writing
+from cydist._native.stream_send cimport on_writable
 from cydist._native.stream_peers cimport (
     end_connection, close_local, look_for_silence, on_peer_events, has_unread, watch_peer,
 )
@@ -38,7 +38,6 @@ from cydist._native.sync cimport (
 cdef enum:
     EVENTS = 32
     BACKGROUND_MS = 50          # the longest sleep of the background thread in epoll_wait
-    PAUSE_MS = 1                # the same while a connection pauses
     NAP_NS = 1000000            # how soon it checks again whether a thread waits
     LOOKS_PER_DEATH = 1000
     MOST_POLLS = 100000         # of a wait that spins, before it reads the clock
@@ -81,8 +80,6 @@ cdef bint handle_events(Net *net, const epoll_event *events, int count) noexcept
             how = on_readable(c)
             if how != OK:
                 end_connection(c, how)
-    if net.paused != NULL:
-        moved = resume_writing(net) or moved
     return moved
 
 
@@ -148,8 +145,6 @@ cdef bint sleep_and_handle(Net *net, bint *sleeping, int timeout_ms) noexcept no
         announce_sleep(net.shm)
         if not nothing_to_do(net):
             timeout_ms = 0
-    if net.paused != NULL:
-        timeout_ms = min(timeout_ms, PAUSE_MS)
     pthread_mutex_unlock(&net.lock)
     count = epoll_wait(net.epoll, events, EVENTS, timeout_ms)
     pthread_mutex_lock(&net.lock)

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
-    ANY_SOURCE, CLOSED, CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Request, now_ns,
+    ANY_SOURCE, CLOSED, CONTROL_TAG, NO_MEMORY, OK, PENDING, Comm, Request,
 )
 from cydist._native.cipher cimport CIPHER_ENDED, CIPHER_NO_MEMORY, cipher_open, cipher_read
 from cydist._native.pipeline cimport copy
@@ -31,7 +31,6 @@ from cydist._native.shm_ring cimport (
     INBOUND_CELL, OUTBOUND_CELL, advance_read, marks_of, readable_bytes,
 )
 from cydist._native.stream_auth cimport header_is_authentic, payload_is_authentic
-from cydist._native.stream_pacing cimport count_read
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
     ARRIVED, ARRIVING, BABBLED, FOREIGN, CHUNK_BYTES, DIED, FILLING, FORGED, LEFT, POSTED, PULLING,
@@ -529,11 +528,6 @@ cdef inline void expect_early(Connection *c) noexcept nogil:
         c.left_early = False
 
 
-cdef inline void note_read(Connection *c, size_t nbytes) noexcept nogil:
-    if c.net.exchange.paced:
-        count_read(&c.net.exchange, nbytes, now_ns())
-
-
 cdef int on_readable(Connection *c) noexcept nogil:
     if c.local:
         return read_ring(c)
@@ -593,8 +587,6 @@ cdef int read_socket(Connection *c) noexcept nogil:
             continue
         if got < 0 and errno == EAGAIN:
             return OK
-        if got > 0:
-            note_read(c, <size_t>got)
         if got <= 0 and c.said_goodbye:
             return LEFT
         if got <= 0:
@@ -636,7 +628,6 @@ cdef int read_sealed(Connection *c) noexcept nogil:
                 break
             if got < 0:
                 return STARVED if got == CIPHER_NO_MEMORY else FORGED
-            note_read(c, <size_t>got)
             if direct >= <size_t>got:       # in place
                 if not on_bytes_read(c, NULL, <size_t>got):
                     return FORGED

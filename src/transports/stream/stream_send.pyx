@@ -1,12 +1,12 @@
 """Writing: frames that wait for room, and sends that wait for an answer."""
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from cydist._native.abi cimport (
     CLOSED, COLLECTIVE_TAG, CONTROL_TAG, NO_MEMORY, OK, PEER_LOST, PENDING, Comm, Request,
-    first_count, now_ns,
+    first_count,
 )
 from cydist._native.cipher cimport cipher_write
 from cydist._native.failpoints cimport SEND_MID, armed, reach
@@ -27,7 +27,6 @@ from cydist._native.shm_ring cimport (
 )
 from cydist._native.stream_auth cimport seal_header, seal_payload
 from cydist._native.stream_liveness cimport status_of_loss
-from cydist._native.stream_pacing cimport count_written, measure, room
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, ENDED, LIVE, UNUSED, VANISHED, WANTED, Connection, Net, Outgoing,
@@ -36,9 +35,6 @@ from cydist._native.stream cimport (
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport glance_int, load_u64, store_int
 
-
-cdef enum:
-    LONG_BYTES = 8192           # shorter data never pause
 
 cdef char[MOST_MARKS] MARKS     # one each for a further portion in a cell; their values say nothing
 
@@ -127,16 +123,6 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
     cdef ssize_t written
     cdef size_t header_bytes = sizeof(Header) - header_sent
     cdef bint halved = glance_int(&armed) == SEND_MID
-    cdef bint paced = nbytes > LONG_BYTES and not c.local
-    cdef int64_t now = now_ns() if paced else 0
-    cdef size_t allowed
-    if paced:
-        allowed = room(&c.net.exchange, &c.pace, nbytes, now)
-        if allowed < nbytes:
-            pause_writing(c)
-        if allowed == 0:
-            return 0
-        nbytes = allowed
     if header_sent == 0:
         header.released = c.reported = c.released
         if not c.local:
@@ -161,38 +147,11 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
         return 0
     if not c.local:
         c.net.sent_to[c.peer] += <size_t>written
-    if paced:
-        count_written(&c.net.exchange, <size_t>written)
-        measure(&c.net.exchange, &c.pace, c.fd, <size_t>written, now)
     if header_sent == 0 and written != 0:
         c.sending.number += 1
     if halved and written != 0:
         reach(SEND_MID)
     return <size_t>written
-
-
-cdef void pause_writing(Connection *c) noexcept nogil:
-    """Leave this connection until bytes have come, or for a while: see stream_pacing.pxd."""
-    if not c.paused:
-        c.paused = True
-        c.next_paused = c.net.paused
-        c.net.paused = c
-        c.net.pauses += 1
-
-
-cdef bint resume_writing(Net *net) noexcept nogil:
-    cdef Connection *c = net.paused
-    cdef Connection *following
-    cdef bint moved = False
-    net.paused = NULL
-    while c != NULL:
-        following = c.next_paused
-        c.paused = False
-        if c.state == LIVE:
-            on_writable(c)
-        moved = moved or not c.paused
-        c = following
-    return moved
 
 
 cdef ssize_t write_socket(int fd, char *header, size_t header_bytes,
@@ -235,7 +194,7 @@ cdef void on_writable(Connection *c) noexcept nogil:
             if (c.local and not c.broken and c.net.shm.asleep != 0
                     and not request_space(c.net.shm, &c.outbound)):
                 continue
-            watch_writable(c, not (c.broken or c.paused))
+            watch_writable(c, not c.broken)
             return
         remove_out(&c.out, out)
         frame_written(c, out)
@@ -248,7 +207,7 @@ cdef void enqueue(Connection *c, Outgoing *out) noexcept nogil:
     if c.local:
         on_writable(c)
     else:
-        watch_writable(c, not (c.broken or c.paused))
+        watch_writable(c, not c.broken)
 
 
 cdef void frame_written(Connection *c, Outgoing *out) noexcept nogil:

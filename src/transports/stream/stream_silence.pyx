@@ -44,9 +44,6 @@ cdef extern from *:
         uint32_t tcpi_last_ack_recv
         uint64_t tcpi_bytes_acked
         uint64_t tcpi_bytes_received
-        uint32_t tcpi_min_rtt       # microseconds
-        uint64_t tcpi_busy_time     # the same, of all below
-        uint64_t tcpi_rwnd_limited
     bint cydist_tcp_info(int fd, tcp_info *info) noexcept nogil
     void cydist_reset_on_close(int fd) noexcept nogil
 
@@ -145,9 +142,6 @@ cdef bint traffic_of(int fd, Traffic *t) noexcept nogil:
     t.taken = <int64_t>info.tcpi_bytes_acked
     t.since_got_ns = <int64_t>info.tcpi_last_data_recv * MS_NS
     t.since_heard_ns = <int64_t>min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) * MS_NS
-    t.unacked = info.tcpi_unacked
-    t.busy_us = <int64_t>(info.tcpi_busy_time - info.tcpi_rwnd_limited)
-    t.round_trip_us = info.tcpi_min_rtt
     return True
 
 

@@ -1,9 +1,0 @@
-from typing_extensions import disjoint_base
-
-__test__: dict[str, str]
-
-@disjoint_base
-class PacingTrial:
-    def deliver(self, nbytes: int, busy_us: int, round_trip_us: int) -> int: ...
-    def write(self, nbytes: int, now: int) -> int: ...
-    def read(self, nbytes: int, now: int) -> None: ...
