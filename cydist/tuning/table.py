@@ -199,6 +199,13 @@ HOSTS_OVER_LIBRARIES = (
 ORDER_MATTERS = "for reductions that do not commute, which are those of the schedules' tests"
 OUT_OF_REACH = "in place of those that access arrays, where a call finds that it cannot"
 WHOLE_CALLS = "--tune measures whole calls"
+MANY_RANKS = "more ranks than were measured: by steps and bytes"
+
+# The last of p ranks in a ring has a broadcast after p - 2 segments more than the array's, and a
+# tree's root sends the array log2 p times. So a ring is worth its steps only for so many bytes.
+RINGS_OF_MANY = (
+    (128, 8 * MiB), (512, 32 * MiB), (2048, 128 * MiB), (8192, 512 * MiB),
+)  # fmt: skip
 IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their steps and bytes"
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a
@@ -257,15 +264,25 @@ TABLE = (
         Rule(each, "native", MOST_OF_LIBRARIES.get(each), above_bytes=ours, constant=THE_LIBRARYS)
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
-    # A tree's root sends the array once for each of several hosts. On three hosts of two ranks a
-    # ring took 0.6 to 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit.
+    # A tree's root sends the array to several hosts. On three hosts of two ranks a ring took 0.6 to
+    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit.
     Rule(
-        "broadcast", "ring", above_bytes=256 * KiB, least_ranks=3, between_hosts=True,
+        "broadcast",
+        "ring",
+        above_bytes=256 * KiB,
+        least_ranks=3,
+        most_ranks=8,
+        between_hosts=True,
         constant=WHOLE_CALLS,
-    ),  # fmt: skip
+    ),
     Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
-    Rule("broadcast", "tree", most_bytes=512 * KiB),
-    Rule("broadcast", "ring"),
+    Rule("broadcast", "ring", above_bytes=512 * KiB, most_ranks=8),
+    Rule("broadcast", "ring", above_bytes=2 * MiB, most_ranks=32),
+    *(
+        Rule("broadcast", "ring", above_bytes=more_than, most_ranks=ranks, constant=MANY_RANKS)
+        for ranks, more_than in RINGS_OF_MANY
+    ),
+    Rule("broadcast", "tree"),
     Rule("all_reduce", "doubling", most_bytes=32 * KiB),
     Rule("all_reduce", "halving_doubling", most_ranks=4, power_of_two=True),
     Rule("all_reduce", "halving_doubling", most_bytes=512 * KiB, power_of_two=True),
