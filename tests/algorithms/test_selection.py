@@ -307,3 +307,17 @@ def test_a_segment_is_a_positive_number_of_bytes(environment, setting):
     environment(CYDIST_SEGMENT_BYTES=setting)
     with pytest.raises(ValueError, match=f"CYDIST_SEGMENT_BYTES='{setting}'"):
         tuning_table.segment_bytes()
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+@pytest.mark.parametrize("ranks", [1 << k for k in range(4, 14)])
+def test_many_ranks_make_a_ring_of_long_arrays_only(collective: str, ranks: int) -> None:
+    """A ring has a step for each rank, so each message carries enough to be worth it."""
+    chosen = {
+        1 << k: tuning_table.choose(collective, 1 << k, ranks, False, even=True, commutative=True)
+        for k in range(3, 34)
+    }
+    ring = [nbytes for nbytes, name in chosen.items() if name == "ring"]
+    assert ring, "no array is long enough"
+    assert min(ring) >= 64 * 1024 * ranks
+    assert len(ring) == sum(nbytes >= min(ring) for nbytes in chosen)
