@@ -266,13 +266,14 @@ TABLE = (
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
     # A tree's root sends the array to several hosts. On three hosts of two ranks a ring took 0.6 to
-    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit.
+    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit. On five hosts and more
+    # two segments do not fill it.
     Rule(
         "broadcast",
         "ring",
         above_bytes=256 * KiB,
         least_ranks=3,
-        most_ranks=8,
+        most_ranks=4,
         between_hosts=True,
         constant=WHOLE_CALLS,
     ),
