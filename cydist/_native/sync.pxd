@@ -172,6 +172,12 @@ cdef inline int spins_after_yield(int spins, int most, int64_t took_ns) noexcept
     return min(spins, most // 64) if took_ns > SWITCH_NS else max(spins, most // 16)
 
 
+# Return how long to spin next time, after a sleep that a longer spin would have saved. If no other
+# thread took the core before it, spinning costs nothing, and the next short wait shall be awake.
+cdef inline int spins_after_short_sleep(int spins, int most, bint free) noexcept nogil:
+    return min(2 * spins + most // 16, most) if free else spins_after(spins, most, True)
+
+
 # Return whether a counter has come to this value. Counters may pass 2**64: what is less than 2**63
 # ahead of another value is after it.
 cdef inline bint has_reached(uint64_t counter, uint64_t value) noexcept nogil:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cydist.backends.host.group import choose_for_part
 from cydist.bench.schedules import EAGER_BYTES, SEGMENT_BYTES, Level, Line, Machine, play, record
-from cydist.tuning import table as tuning_table
 
 MOST_RECORDED_ACROSS = 256
 MOST_SEGMENTS = 1 << 14  # times hosts, of a part that is recorded
@@ -199,10 +199,7 @@ def _alone(collective: str, ranks: int, nbytes: int, between_hosts: bool) -> lis
 
 
 def _name_alone(collective: str, ranks: int, nbytes: int, between_hosts: bool) -> str:
-    even = collective not in (*tuning_table.UNSIZED, "all_to_all")
-    return tuning_table.choose(
-        collective, nbytes, ranks, False, even=even, commutative=True, between_hosts=between_hosts
-    )
+    return choose_for_part(collective, nbytes, ranks, False, between_hosts)[0].decode()
 
 
 def hierarchical(

@@ -103,7 +103,7 @@ class Rule(NamedTuple):
         """Return whether a call of at most 2**size_class bytes is within the limits."""
         return (
             self.library in ("", library)
-            and between_hosts >= self.between_hosts
+            and (between_hosts or not self.between_hosts)
             and 1 << size_class > self.above_bytes
             and (self.most_bytes is None or 1 << size_class <= self.most_bytes)
             and self.least_ranks <= ranks
@@ -204,9 +204,13 @@ MANY_RANKS = "more ranks than were measured: by steps and bytes"
 # The last of p ranks in a ring has a broadcast after p - 2 segments more than the array's, and a
 # tree's root sends the array log2 p times. An all_reduce takes 2 (p - 1) steps there, and as many
 # bytes in 2 log2 p steps of halving_doubling. So a ring is worth its steps only for so many bytes.
-RINGS_OF_MANY = (
-    (128, 8 * MiB), (512, 32 * MiB), (2048, 128 * MiB), (8192, 512 * MiB),
+# These are the most ranks, and the bytes that it needs. With 16 ranks on two cores halving_doubling
+# took 0.5 to 0.9 of the time of a ring up to 1 MiB, and as long at 2 and 4 MiB.
+RINGS = (
+    (8, 512 * KiB), (32, 2 * MiB), (128, 8 * MiB), (512, 32 * MiB), (2048, 128 * MiB),
+    (8192, 512 * MiB),
 )  # fmt: skip
+MOST_MEASURED = 32
 IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their steps and bytes"
 
 # The first row that fits is taken. Rows that need windows come first, then those that need a
@@ -266,8 +270,8 @@ TABLE = (
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
     # A tree's root sends the array to several hosts. On three hosts of two ranks a ring took 0.6 to
-    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit. On five hosts and more
-    # two segments do not fill it.
+    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit. Two segments do not
+    # fill one of five hosts and more.
     Rule(
         "broadcast",
         "ring",
@@ -278,23 +282,20 @@ TABLE = (
         constant=WHOLE_CALLS,
     ),
     Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
-    Rule("broadcast", "ring", above_bytes=512 * KiB, most_ranks=8),
-    Rule("broadcast", "ring", above_bytes=2 * MiB, most_ranks=32),
-    *(
-        Rule("broadcast", "ring", above_bytes=more_than, most_ranks=ranks, constant=MANY_RANKS)
-        for ranks, more_than in RINGS_OF_MANY
-    ),
-    Rule("broadcast", "tree"),
     Rule("all_reduce", "doubling", most_bytes=32 * KiB),
     Rule("all_reduce", "halving_doubling", most_ranks=4, power_of_two=True),
-    # With 16 ranks on two cores halving_doubling took 0.5 to 0.9 of the time of a ring up to 1 MiB,
-    # and as long at 2 and 4 MiB.
-    Rule("all_reduce", "ring", above_bytes=512 * KiB, most_ranks=8),
-    Rule("all_reduce", "ring", above_bytes=2 * MiB, most_ranks=32),
     *(
-        Rule("all_reduce", "ring", above_bytes=more_than, most_ranks=ranks, constant=MANY_RANKS)
-        for ranks, more_than in RINGS_OF_MANY
+        Rule(
+            each,
+            "ring",
+            above_bytes=more_than,
+            most_ranks=ranks,
+            constant=MANY_RANKS if ranks > MOST_MEASURED else "",
+        )
+        for each in ("broadcast", "all_reduce")
+        for ranks, more_than in RINGS
     ),
+    Rule("broadcast", "tree"),
     Rule("all_reduce", "halving_doubling", power_of_two=True),
     Rule("all_reduce", "ring"),
     Rule("all_reduce", "halving_doubling", constant=ORDER_MATTERS),

@@ -422,6 +422,22 @@ def test_rows_measured_on_several_hosts_hold_for_their_placement():
 
 
 @pytest.mark.parametrize(
+    ("nbytes", "ranks", "between_hosts", "expected"),
+    [
+        (1 << 18, 3, True, b"tree"),
+        (1 << 19, 3, True, b"ring"),
+        (1 << 23, 4, True, b"ring"),
+        (1 << 19, 5, True, b"tree"),
+        (1 << 23, 3, False, b"tree"),
+    ],
+)
+def test_a_root_sends_a_long_array_to_one_other_host(nbytes, ranks, between_hosts, expected):
+    """Between three and four hosts, where a tree's root would send it to two. Inside a host, or on
+    more of them, two segments do not pay for the steps."""
+    assert choose_for_part("broadcast", nbytes, ranks, False, between_hosts)[0] == expected
+
+
+@pytest.mark.parametrize(
     ("hosts", "placement"),
     [
         ([0, 0, 0], ""),

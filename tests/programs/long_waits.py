@@ -29,7 +29,7 @@ def wait_for_long() -> None:
             dist.irecv(np.zeros(1), 1 - dist.get_rank(), tag=9).wait(0.01)
         except dist.DistTimeoutError:
             continue
-        raise AssertionError("a message that nobody sent has come")
+        raise AssertionError("a message that no rank sent has come")
 
 
 def main() -> None:

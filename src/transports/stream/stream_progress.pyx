@@ -31,7 +31,7 @@ from cydist._native.shm_ring cimport has_space, request_space
 from cydist._native.stream cimport Connection, DIED, LIVE, Net
 from cydist._native.sync cimport (
     SWITCH_NS, YIELD_NS, load_int, load_u32, pause, sched_yield, slice_until, spins_after,
-    spins_after_yield,
+    spins_after_short_sleep, spins_after_yield,
 )
 
 
@@ -277,10 +277,22 @@ cdef void spin(Net *net, const Request *r, int64_t until) noexcept nogil:
     net.spins = spins_after(spins, net.most_spins, r.status != PENDING or iteration == 0)
 
 
+cdef bint offer_core(Net *net) noexcept nogil:
+    """Yield the core; return whether no other thread took it."""
+    cdef int64_t took, began
+    pthread_mutex_unlock(&net.lock)
+    began = now_ns()
+    sched_yield()
+    took = now_ns() - began
+    pthread_mutex_lock(&net.lock)
+    net.spins = spins_after_yield(net.spins, net.most_spins, took)
+    return took <= SWITCH_NS
+
+
 cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
     """Look and yield the core, for longer if bytes arrive. Another rank may keep the core for as
     long as it spins, so look at the sockets, too, before each time."""
-    cdef int64_t took, now = now_ns()
+    cdef int64_t now = now_ns()
     cdef int64_t idle_until = now + YIELD_NS
     cdef int iteration = 0
     cdef bint moved
@@ -292,29 +304,10 @@ cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
         if r.status != PENDING:
             break
         if not moved:
-            pthread_mutex_unlock(&net.lock)
-            now = now_ns()
-            sched_yield()
-            took = now_ns() - now
-            pthread_mutex_lock(&net.lock)
-            net.spins = spins_after_yield(net.spins, net.most_spins, took)
+            offer_core(net)
         now = now_ns()
         if moved:
             idle_until = now + YIELD_NS
-
-
-cdef bint is_core_free(Net *net) noexcept nogil:
-    """Offer the core to other threads before this one sleeps; return whether none took it."""
-    cdef int64_t began
-    if net.most_spins == 0:
-        return False
-    pthread_mutex_unlock(&net.lock)
-    began = now_ns()
-    sched_yield()
-    began = now_ns() - began
-    pthread_mutex_lock(&net.lock)
-    net.spins = spins_after_yield(net.spins, net.most_spins, began)
-    return began <= SWITCH_NS
 
 
 cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcept nogil:
@@ -331,8 +324,8 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
             spin(net, r, until)
             if net.shm != NULL or net.foreign != NULL:
                 yield_core(net, r, until)
-            elif r.status == PENDING:
-                free = is_core_free(net)
+            elif r.status == PENDING and net.most_spins != 0:
+                free = offer_core(net)
             continue
         now = now_ns()
         reach(WAIT)
@@ -357,11 +350,7 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
         else:
             moved = poll(net, until - now)
             if moved and now_ns() - now < SPIN_NS:
-                # It would have arrived during a longer spin.
-                if free:
-                    net.spins = min(2 * net.spins + net.most_spins // 16, net.most_spins)
-                else:
-                    net.spins = spins_after(net.spins, net.most_spins, True)
+                net.spins = spins_after_short_sleep(net.spins, net.most_spins, free)
     net.waited_for = r if status == TIMEOUT else NULL
     net.idle_since = idle_since
     return status
