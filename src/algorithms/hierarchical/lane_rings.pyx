@@ -120,6 +120,15 @@ cdef void pass_until(Comm *t, Call *c, Ring *ring, Leaving *leaving, size_t unti
         leaving.passed += 1
 
 
+cdef Leaving leaving_block(const Ring *ring, int rank, Block block) noexcept nogil:
+    cdef Leaving leaving
+    leaving.rank = rank
+    leaving.block = block
+    leaving.segments = segments_in(block.nbytes, ring.segment) if rank >= 0 else 0
+    leaving.passed = 0
+    return leaving
+
+
 cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
     """Wait for the sends; after a failure withdraw everything."""
     if status == OK:
@@ -193,11 +202,10 @@ cdef Leaving leaving_in(Comm *t, Call *c, const Ring *ring, int d, int round_) n
     """Return the block of a round of the host d before the next one, which is sent there."""
     cdef Hosts *h = hosts_of(t)
     cdef int rank = member_in_round(h, host_before(h, d - 1), round_)
-    cdef Block block
-    if rank < 0:
-        return Leaving(rank, Block(NULL, 0), 0, 0)
-    block = c.inputs[0] if rank == t.rank else c.outputs[rank]
-    return Leaving(rank, block, segments_in(block.nbytes, ring.segment), 0)
+    cdef Block block = Block(NULL, 0)
+    if rank >= 0:
+        block = c.inputs[0] if rank == t.rank else c.outputs[rank]
+    return leaving_block(ring, rank, block)
 
 
 cdef int gather_round(Comm *t, Call *c, Ring *ring, Block *some, int d, int round_) noexcept nogil:
@@ -312,14 +320,14 @@ cdef int reduce_round(Comm *t, Call *c, Partials *s, int d, int round_) noexcept
     cdef int first_rounds = rounds_of(h, host_before(h, 1)), place = h.local.comm.rank
     cdef bint handed_out = host == h.here and h.lanes < h.local.comm.size
     cdef size_t i, begun = 0, segments = 0
-    cdef Leaving leaving = Leaving(rank, Block(s.leaving, 0), 0, 0)
-    cdef Block sum
+    cdef Block sum = Block(s.leaving, 0)
+    cdef Leaving leaving
     cdef int status = OK
     if rank >= 0:
-        leaving.block = Block(s.leaving + s.room * (round_ if d == 2 else first_rounds + s.passed),
-                              c.inputs[rank].nbytes)
-        leaving.segments = segments_in(leaving.block.nbytes, s.ring.segment)
+        sum.ptr += s.room * (round_ if d == 2 else first_rounds + s.passed)
+        sum.nbytes = c.inputs[rank].nbytes
         s.passed += d > 2
+    leaving = leaving_block(&s.ring, rank, sum)
     rank = member_in_round(h, host, round_)
     if round_ < rounds_of(h, host):
         segments = pieces_on(h, s.ring.segment, host, round_, h.lanes, c.inputs, s.some)
