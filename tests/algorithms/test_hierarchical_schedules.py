@@ -394,3 +394,15 @@ def test_leaders_send_the_fewest_messages(collective, placement):
         assert set(sent) - {0} == {(h - 1).bit_length()}
     else:
         assert sum(sent) == h - 1
+
+
+@pytest.mark.parametrize("root", [0, 4, 11])
+def test_ranks_beside_the_root_send_to_few_hosts(root):
+    """The root of a short broadcast and the next rank on its host send to one other host each."""
+    found = recorded(("broadcast", "leaders"), "4x3", 8, root)
+    hosts = found.hosts
+    beside = [rank for rank in range(found.p) if hosts[rank] == hosts[root]]
+    following = beside[(beside.index(root) + 1) % len(beside)]
+    crossing = [pair for pair in found.messages("send") if hosts[pair[0]] != hosts[pair[1]]]
+    assert sorted(source for source, _ in crossing) == sorted([root, following])
+    assert len({hosts[target] for _, target in crossing}) == 2

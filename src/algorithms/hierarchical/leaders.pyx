@@ -2,7 +2,7 @@
 
     all_reduce      messages between hosts per host log2 h      bytes per host n log2 h
     reduce          1                                           n
-    broadcast       1                                           n
+    broadcast       1 for each host that one sends to           n for each of them
     all_gather      log2 h                                      what the other hosts give
     reduce_scatter  log2 h                                      what goes to the other hosts
     barrier         log2 h                                      0
@@ -11,6 +11,9 @@ h is the number of hosts; the messages are those of the algorithm that the leade
 themselves. The leader of a host is its lowest rank, or the root. Best for short calls, where the
 number of messages counts. Inside a host the ranks take what their memory offers; the sums of hosts
 are combined in the order of the hosts' lowest ranks, so reductions must commute.
+
+A message costs its sender a system call, the most of a short call's time. So a short broadcast to
+few hosts leaves the root's host by several ranks: each sends what it got from the root to one host.
 
 Two hosts of two ranks, all_reduce:
 
@@ -28,13 +31,19 @@ from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, NO_MEMORY, OK, REDUCE, REDUCE_SCATTER, Block, Call,
-    Comm, Reduction, patiently,
+    Comm, Reduction, Request, patiently,
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, call_like, free_scratch, hosts_of, member_at, prepared, run_part, unfinished,
+    Hosts, across_at, call_like, free_scratch, hosts_of, member_at, members_on,
+    prepared, run_part, unfinished,
 )
-from cydist._native.pipeline cimport copy
+from cydist._native.pipeline cimport complete, copy, exchange, post_send
+
+
+cdef enum:                      # of a broadcast in which several ranks send to other hosts
+    FEW_HOSTS = 4               # and more than two
+    SHORT_BYTES = 8192
 
 
 cdef inline int leader_place(const Hosts *h, int root) noexcept nogil:
@@ -44,9 +53,13 @@ cdef inline int leader_place(const Hosts *h, int root) noexcept nogil:
 
 cdef int share(Comm *t, Call *c, Block data) noexcept nogil:
     """Hand the leader's data to the ranks of its host."""
+    return share_from(t, c, leader_place(hosts_of(t), c.root), data)
+
+
+cdef int share_from(Comm *t, Call *c, int place, Block data) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef Call inner = call_like(c)
-    inner.root = leader_place(h, c.root)
+    inner.root = place
     inner.inputs = &data
     inner.outputs = &data
     return run_part(&h.local, c, &inner, BROADCAST, data.nbytes)
@@ -113,6 +126,8 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Call inner
     cdef int status = OK
     patiently(c)
+    if 2 < h.count <= FEW_HOSTS and c.outputs[0].nbytes <= SHORT_BYTES:
+        return broadcast_to_few(t, c)
     if h.local.comm.rank == leader_place(h, c.root):
         inner = call_like(c)
         inner.root = h.host[c.root]
@@ -120,6 +135,38 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
         inner.outputs = c.outputs
         status = run_part(across_at(t, 0, c.root), c, &inner, BROADCAST, c.outputs[0].nbytes)
     return share(t, c, c.outputs[0]) if status == OK else status
+
+
+cdef inline int sender_to(const Hosts *h, int root, int host) noexcept nogil:
+    """Return the rank beside the root that sends to a host: the root itself to the next one."""
+    cdef int source = h.host[root], nth = (host - source - 1 + h.count) % h.count
+    return member_at(h, source, (h.place[root] + nth) % members_on(h, source))
+
+
+cdef inline int receiver_on(const Hosts *h, int root, int host) noexcept nogil:
+    """Return the rank of a host that gets what is sent there: that of the sender's lane."""
+    return member_at(h, host, h.place[sender_to(h, root, host)] % members_on(h, host))
+
+
+cdef int broadcast_to_few(Comm *t, Call *c) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef Block data = c.outputs[0]
+    cdef int source = h.host[c.root], holder = c.root, posted = 0, status = OK, host
+    cdef Request sends[FEW_HOSTS]
+    if h.here != source:
+        holder = receiver_on(h, c.root, h.here)
+        if t.rank == holder:
+            status = exchange(t, c, 0, NULL, 0, -1, data.ptr, data.nbytes,
+                              sender_to(h, c.root, h.here))
+    if status == OK:
+        status = share_from(t, c, h.place[holder], data)
+    if status != OK or h.here != source:
+        return status
+    for host in range(h.count):
+        if host != source and t.rank == sender_to(h, c.root, host):
+            post_send(t, c, &sends[posted], data.ptr, data.nbytes, receiver_on(h, c.root, host), 0)
+            posted += 1
+    return complete(t, c, sends, posted)
 
 
 cdef int barrier(Comm *t, Call *c) noexcept nogil:
