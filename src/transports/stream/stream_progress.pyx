@@ -322,7 +322,7 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
         if moved and net.waiters == 1 and not is_left_to_other_thread(net):
             moved = False
             spin(net, r, until)
-            if net.shm != NULL or net.foreign != NULL:
+            if net.shm != NULL or net.foreign != NULL or not has_a_core(net):
                 yield_core(net, r, until)
             elif r.status == PENDING and net.most_spins != 0:
                 free = offer_core(net)
