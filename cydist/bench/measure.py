@@ -23,7 +23,7 @@ from cydist.tuning import table as tuning_table
 DTYPE, ITEMSIZE = "float32", 4
 # Algorithms slower than the fastest by this factor in the first round are left out afterwards.
 TOO_SLOW = 2.0
-SEGMENTS = tuple(1 << power for power in range(16, 21))  # 64 KiB to 1 MiB
+SEGMENTS = tuple(1 << power for power in range(14, 21))  # 16 KiB to 1 MiB
 SEGMENTED = 1 << 20  # calls of this many bytes have several segments of any size
 
 

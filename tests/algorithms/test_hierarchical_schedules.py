@@ -403,6 +403,6 @@ def test_ranks_beside_the_root_send_to_few_hosts(root):
     hosts = found.hosts
     beside = [rank for rank in range(found.p) if hosts[rank] == hosts[root]]
     following = beside[(beside.index(root) + 1) % len(beside)]
-    crossing = [pair for pair in found.messages("send") if hosts[pair[0]] != hosts[pair[1]]]
-    assert sorted(source for source, _ in crossing) == sorted([root, following])
-    assert len({hosts[target] for _, target in crossing}) == 2
+    between = [pair for pair in found.messages("send") if hosts[pair[0]] != hosts[pair[1]]]
+    assert sorted(source for source, _ in between) == sorted([root, following])
+    assert len({hosts[target] for _, target in between}) == 2
