@@ -35,7 +35,7 @@ PLACES = {"1+1": [0, 1], "2+2": [0, 0, 1, 1], "round-robin": [0, 1, 0, 1], "3+1"
           "1+2+1": [0, 1, 1, 2], "2+2+2": [0, 0, 1, 1, 2, 2],
           "4+4": [0, 0, 0, 0, 1, 1, 1, 1]}  # fmt: skip
 WITHIN = 405, 596
-WITHIN_AT_THE_WIRE = 67, 72
+WITHIN_AT_THE_WIRE = 68, 72
 
 
 def blocks(hosts: int, each: int) -> list[int]:
