@@ -1,8 +1,11 @@
 """Parts of groups; cydist/_native/hierarchy.pxd explains them."""
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from cydist._native.abi cimport ALL_GATHER, ALL_REDUCE, OK, REDUCE_SCATTER, Call, Comm
+from cydist._native.abi cimport (
+    ALL_GATHER, ALL_REDUCE, BROADCAST, OK, REDUCE_SCATTER, Block, Call, Comm, now_ns,
+)
 from cydist._native.algorithm_table cimport (
     ADAPTIVE, Choice, ChosenAlgorithms, choices_for_part, size_class,
 )
@@ -34,8 +37,9 @@ cdef int place_on_hosts(Comm *t, hosts) except -1:
     return 0
 
 
-cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1:
+cdef int prepare_parts(Hosts *h, choose, segment_bytes, bint adapts) except -1:
     h.across.between_hosts = True
+    h.adapts = adapts
     prepare_part(&h.local, h.local.comm.size, choose, segment_bytes)
     prepare_part(&h.across, h.count, choose, segment_bytes)
     return 0
@@ -159,9 +163,10 @@ cdef Call call_like(const Call *c) noexcept nogil:
 cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbytes) noexcept nogil:
     cdef const Choice *choice = &part.rows[collective][size_class(nbytes)]
     cdef int status
-    inner.segment_bytes = part.segment_bytes
+    if inner.segment_bytes == 0:
+        inner.segment_bytes = part.segment_bytes
     if part.between_hosts and collective in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
-        inner.depth = exchange_depth(part.segment_bytes)
+        inner.depth = exchange_depth(inner.segment_bytes)
     inner.fallback = choice.fallback
     inner.adaptive = choice.entry.traits & ADAPTIVE
     status = choice.entry.run(&part.comm, inner)
@@ -180,6 +185,38 @@ cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noe
         c.our_bytes = inner.our_bytes
         c.fingerprint = inner.fingerprint
     c.still_accessed = c.still_accessed or inner.still_accessed
+
+
+cdef int agree_on_segment(Comm *t, Call *c, size_t nbytes, size_t *segment) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef uint64_t chosen = h.across.segment_bytes
+    cdef int status = OK
+    if h.adapts and nbytes > AGREED_BYTES:
+        if 0 < h.carried < SLOW_BYTES:
+            chosen = min(chosen, <uint64_t>SLOW_SEGMENT_BYTES)
+        if h.local.comm.rank == 0:
+            status = take_word(across_at(t, 0, -1), c, &chosen)
+        if status == OK:
+            status = take_word(&h.local, c, &chosen)
+    segment[0] = <size_t>chosen
+    return status
+
+
+cdef int take_word(Part *part, Call *c, uint64_t *word) noexcept nogil:
+    """Take over that of a part's first rank."""
+    cdef Block block = Block(<char *>word, sizeof(uint64_t))
+    cdef Call inner = call_like(c)
+    inner.root = 0
+    inner.inputs = &block
+    inner.outputs = &block
+    return run_part(part, c, &inner, BROADCAST, block.nbytes)
+
+
+cdef void note_exchange(Comm *t, size_t nbytes, int64_t began) noexcept nogil:
+    cdef Hosts *h = hosts_of(t)
+    cdef size_t carried = nbytes * 1000 // <size_t>max(now_ns() - began, <int64_t>1)
+    # Others may have been late to this call.
+    h.carried = max(carried, h.carried - h.carried // 8)
 
 
 cdef int reduce_here(Comm *t, Call *c, const Block *given, Block *own,

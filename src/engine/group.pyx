@@ -140,7 +140,7 @@ cdef class Group:
         """Return whether they are, and the ranks on each host are consecutive."""
         return self.comm.hosts != NULL and hosts_of(&self.comm).consecutive
 
-    def prepare_parts(self, choose, segment_bytes) -> None:
+    def prepare_parts(self, choose, segment_bytes, bint adapts=False) -> None:
         """Choose what hierarchical algorithms run on parts of the group. Called after
         `open_windows` and before `keep_choice` or `run`.
 
@@ -149,8 +149,9 @@ cdef class Group:
                 bytes of all blocks, ranks, whether they have windows, and whether the part has
                 one rank of each host.
             segment_bytes: Returns the unit of pipelining, given ranks and windows.
+            adapts: Whether long calls find a shorter one where the network is slow.
         """
-        prepare_parts(hosts_of(&self.comm), choose, segment_bytes)
+        prepare_parts(hosts_of(&self.comm), choose, segment_bytes, adapts)
 
     cdef object placement(self):
         """Return what the choices of a group on several hosts depend on, besides its size."""

@@ -550,6 +550,32 @@ def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
         each.result()
 
 
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_long_calls_are_cut_by_what_the_last_ones_carried(fresh, collective):
+    """After a call in which little was sent in a long time the next one has short segments on all
+    ranks; after a fast one no longer."""
+    group = fresh("2+2")
+    case = Case(collective, 4, 1 << 20 if collective == "all_reduce" else 1 << 19)
+    group.links[0].messages.count_sent_in(SENT)
+    for each in group.groups:
+        each.prepare_parts(choose_for_part, lambda ranks, windows: 1 << 18, True)
+
+    def call(rank, seq):
+        return group.pool.submit(case.run, group.groups[rank], rank, "lanes", seq, 1 << 18, 30.0)
+
+    headers = []
+    for seq in 1, 2, 3:
+        before = int(SENT[2])
+        calls = [call(0, seq), call(1, seq)]
+        late = time.monotonic() + (0.1 if seq == 1 else 0.0)
+        eventually(lambda late=late: time.monotonic() >= late)
+        calls += [call(2, seq), call(3, seq)]
+        case.check([each.result() for each in calls])
+        headers.append(int(SENT[2]) - before - (1 << 21))
+    assert max(headers[0], headers[2]) < 3000
+    assert headers[1] > 10_000
+
+
 def test_a_long_wait_in_windows_wakes_up_rarely(fresh):
     """Its messages are under way, but none moves: the other ranks do not come for a second."""
     group = fresh("2+2")

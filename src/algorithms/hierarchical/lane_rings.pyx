@@ -16,15 +16,16 @@ No ranks wait for each other in a circle. Before a rank waits for others of its 
 arrived, it has sent as much itself. So a rank that waits for a segment waits until the host before
 has an earlier one, which waits in the same way.
 """
+from libc.stdint cimport int64_t
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Request, patiently,
+    ALL_GATHER, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Request, now_ns, patiently,
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, call_like, exchange_depth, free_scratch, gather_here, hosts_of, member_at, members_on,
-    reduce_here,
+    Hosts, agree_on_segment, call_like, exchange_depth, free_scratch, gather_here, hosts_of,
+    member_at, members_on, note_exchange, reduce_here,
 )
 from cydist._native.pipeline cimport (
     combine, complete, conclude, copy, largest, post_recv, post_send, segment_of, segment_size,
@@ -45,6 +46,8 @@ ctypedef struct Ring:           # the messages of a lane
     Request *receives           # in the order in which they are taken
     Request *sends
     int expected, arrived, sent
+    size_t nbytes               # of all blocks
+    int64_t began
 
 
 ctypedef struct Leaving:        # a block on its way to the next host
@@ -54,13 +57,26 @@ ctypedef struct Leaving:        # a block on its way to the next host
     size_t passed               # how many of them were sent
 
 
+cdef size_t total(const Comm *t, const Block *blocks) noexcept nogil:
+    cdef size_t nbytes = 0
+    cdef int i
+    for i in range(t.size):
+        nbytes += blocks[i].nbytes
+    return nbytes
+
+
 cdef int open_ring(Comm *t, Call *c, Ring *ring, size_t unit, const Block *blocks) noexcept nogil:
     """Prepare for a lane's share of the blocks of all ranks, cut at multiples of `unit` bytes."""
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank, i
     cdef Call between = call_like(c)
     cdef size_t longest = largest(blocks, t.size), most = 0
-    between.segment_bytes = h.across.segment_bytes
+    cdef int status
+    ring.nbytes = total(t, blocks)
+    status = agree_on_segment(t, c, ring.nbytes, &between.segment_bytes)
+    if status != OK:
+        return status
+    ring.began = now_ns()
     ring.segment = segment_size(&between, unit, longest, t.size)
     ring.ahead = exchange_depth(ring.segment)
     ring.per_block = segments_in(longest, ring.segment)
@@ -131,8 +147,10 @@ cdef Leaving leaving_block(const Ring *ring, int rank, Block block) noexcept nog
 
 cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
     """Wait for the sends; after a failure withdraw everything."""
+    cdef const Hosts *h = hosts_of(t)
     if status == OK:
         status = complete(t, c, ring.sends, ring.sent)
+    note_exchange(t, ring.nbytes // h.count * <size_t>(h.count - 1), ring.began)
     if status != OK:
         withdraw(t, ring.receives, ring.expected)
         withdraw(t, ring.sends, ring.sent)

@@ -23,15 +23,17 @@ Two hosts of two ranks, all_reduce of blocks 0 and 1:
 Source: J. L. Traeff and S. Hunold, "Decomposing MPI collectives for exploiting multi-lane
 communication", IEEE CLUSTER 2020.
 """
+from libc.stdint cimport int64_t
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, BROADCAST, GATHER, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Reduction, patiently,
+    ALL_REDUCE, BROADCAST, GATHER, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Reduction, now_ns,
+    patiently,
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, call_like, free_scratch, gather_here, hosts_of, prepared, reduce_here,
-    run_part,
+    Hosts, across_at, agree_on_segment, call_like, free_scratch, gather_here, hosts_of,
+    note_exchange, prepared, reduce_here, run_part,
 )
 from cydist._native.pipeline cimport block_of
 
@@ -55,17 +57,24 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Block *given = cut(h, c.inputs[0], c.op.itemsize)
     cdef Block *sums = cut(h, c.outputs[0], c.op.itemsize)
     cdef Reduction finishing = prepared(c.op)
+    cdef size_t segment
+    cdef int64_t began
     cdef Call inner
     cdef int status = NO_MEMORY
     patiently(c)
     if given != NULL and sums != NULL:
+        status = agree_on_segment(t, c, nbytes, &segment)
+    if status == OK:
         status = reduce_here(t, c, given, &sums[place], nbytes)
     if status == OK and place < h.lanes:
         inner = call_like(c)
         inner.op = &finishing
         inner.inputs = &sums[place]
         inner.outputs = &sums[place]
+        inner.segment_bytes = segment
+        began = now_ns()
         status = run_part(across_at(t, place, -1), c, &inner, ALL_REDUCE, sums[0].nbytes)
+        note_exchange(t, 2 * (nbytes // h.count) * <size_t>(h.count - 1), began)
     if status == OK:
         status = gather_here(t, c, &sums[place], sums, nbytes)
     free_scratch(t, c, given)
