@@ -628,7 +628,8 @@ class HostGroup(ProcessGroup):
             if native.hosts:
                 placed = (self._size, windows, placement)
                 native.prepare_parts(
-                    choose_for_part, partial(tuning_table.part_segment_bytes, placed, library),
+                    choose_for_part,
+                    partial(tuning_table.part_segment_bytes, placed, library),
                     not library and segment_bytes == tuning_table.DEFAULT_SEGMENT_BYTES,
                 )
             if not algorithm:
