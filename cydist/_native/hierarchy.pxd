@@ -5,11 +5,12 @@ host. Its messages are the group's: the same id, tags and control messages. So a
 call is found, and a failure ends the waits of all. Two ranks never share both kinds of part, so
 their messages cannot be mistaken for each other's.
 """
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from cydist._native.abi cimport MISMATCH, Block, Call, Comm, Reduction
 from cydist._native.algorithm_table cimport SIZE_CLASSES, Choice
+from cydist._native.pace cimport Pace
 
 
 ctypedef struct Part:
@@ -26,11 +27,6 @@ cdef enum:
     # than it has received, at most. So neither way fills the queues of a slow network, where
     # acknowledgements of the other would wait.
     EXCHANGE_AHEAD = 131072
-    # On a slow network long segments keep its other users waiting, among them the next host of a
-    # ring. On a fast one each costs more than its bytes.
-    SLOW_BYTES = 250            # that a host sends in a microsecond
-    SLOW_SEGMENT_BYTES = 16384
-    AGREED_BYTES = 1048576      # calls of more agree on a segment
 
 
 ctypedef struct Hosts:
@@ -44,8 +40,7 @@ ctypedef struct Hosts:
     const int *members          # host after host, each in the order of ranks
     Part local                  # this host's members, in that order
     Part across                 # one member of each host, by number of the host: see across_at
-    bint adapts                 # segments between hosts to what the network carries
-    size_t carried              # bytes in a microsecond, in the last long exchanges; 0: not known
+    Pace pace
 
 
 # Fill in the hosts of a group, given the host of each member as any number, if some members share
@@ -90,11 +85,9 @@ cdef Call call_like(const Call *c) noexcept nogil
 # Run it on a part; `nbytes` is the size of the whole array, or of all blocks together. Its segments
 # are the part's unless it has its own. On failure tell `c` why.
 cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbytes) noexcept nogil
-# Find how to cut what the hosts send each other in a call that all of them send and receive in;
-# `nbytes` is that of all blocks. Rank 0 tells the others, since its measurement decides.
+# Find how to cut what the hosts send each other in a call that all of them send and receive in
+# (pace.pxd); `nbytes` is what bytes_to_pace returns.
 cdef int agree_on_segment(Comm *t, Call *c, size_t nbytes, size_t *segment) noexcept nogil
-# Measure what this host has sent to others since then.
-cdef void note_exchange(Comm *t, size_t nbytes, int64_t began) noexcept nogil
 # Tell `c` how a call on a part ended.
 cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noexcept nogil
 

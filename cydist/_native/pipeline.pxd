@@ -76,6 +76,14 @@ cdef inline size_t largest(const Block *blocks, int count) noexcept nogil:
     return most
 
 
+cdef inline size_t total(const Block *blocks, int count) noexcept nogil:
+    cdef size_t nbytes = 0
+    cdef int i
+    for i in range(count):
+        nbytes += blocks[i].nbytes
+    return nbytes
+
+
 cdef extern from "kernels/copy.h" nogil:
     void copy "cydist_copy"(char *out, const char *source, size_t nbytes)
 

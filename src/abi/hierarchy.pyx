@@ -1,14 +1,15 @@
 """Parts of groups; cydist/_native/hierarchy.pxd explains them."""
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, BROADCAST, OK, REDUCE_SCATTER, Block, Call, Comm, now_ns,
+    ALL_GATHER, ALL_REDUCE, BROADCAST, OK, REDUCE_SCATTER, Block, Call, Comm,
 )
 from cydist._native.algorithm_table cimport (
     ADAPTIVE, Choice, ChosenAlgorithms, choices_for_part, size_class,
 )
+from cydist._native.pace cimport paced_segment
 from cydist._native.pipeline cimport release_buffer
 
 
@@ -39,7 +40,7 @@ cdef int place_on_hosts(Comm *t, hosts) except -1:
 
 cdef int prepare_parts(Hosts *h, choose, segment_bytes, bint adapts) except -1:
     h.across.between_hosts = True
-    h.adapts = adapts
+    h.pace.adapts = adapts
     prepare_part(&h.local, h.local.comm.size, choose, segment_bytes)
     prepare_part(&h.across, h.count, choose, segment_bytes)
     return 0
@@ -191,9 +192,8 @@ cdef int agree_on_segment(Comm *t, Call *c, size_t nbytes, size_t *segment) noex
     cdef Hosts *h = hosts_of(t)
     cdef uint64_t chosen = h.across.segment_bytes
     cdef int status = OK
-    if h.adapts and nbytes > AGREED_BYTES:
-        if 0 < h.carried < SLOW_BYTES:
-            chosen = min(chosen, <uint64_t>SLOW_SEGMENT_BYTES)
+    if nbytes != 0:
+        chosen = paced_segment(&h.pace, h.across.segment_bytes)
         if h.local.comm.rank == 0:
             status = take_word(across_at(t, 0, -1), c, &chosen)
         if status == OK:
@@ -210,13 +210,6 @@ cdef int take_word(Part *part, Call *c, uint64_t *word) noexcept nogil:
     inner.inputs = &block
     inner.outputs = &block
     return run_part(part, c, &inner, BROADCAST, block.nbytes)
-
-
-cdef void note_exchange(Comm *t, size_t nbytes, int64_t began) noexcept nogil:
-    cdef Hosts *h = hosts_of(t)
-    cdef size_t carried = nbytes * 1000 // <size_t>max(now_ns() - began, <int64_t>1)
-    # Others may have been late to this call.
-    h.carried = max(carried, h.carried - h.carried // 8)
 
 
 cdef int reduce_here(Comm *t, Call *c, const Block *given, Block *own,

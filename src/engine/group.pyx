@@ -13,14 +13,15 @@ cimport cython
 import importlib
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED,
+    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, CLOSED, COLLECTIVE_TAG, EVEN, INTERRUPTED,
     MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT, PRELIMINARY,
     REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, Block, Call, Fingerprint, Link,
     Reduction, first_count, has_left, now_ns, compare_last, patiently,
 )
 from cydist._native.array cimport Array
 from cydist._native.algorithm_table cimport (
-    ADAPTIVE, CONSECUTIVE, HOSTS, WINDOWS, Choice, choice_of, choices_for, number_of, size_class,
+    ADAPTIVE, CONSECUTIVE, HOSTS, WINDOWS, Choice, Entry, choice_of, choices_for, number_of,
+    size_class,
 )
 from cydist._native.failpoints cimport ENTER, reach
 from cydist._native.call_errors cimport keep_still_accessed, recorded_failure
@@ -29,6 +30,7 @@ from cydist._native.hierarchy cimport (
 )
 from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handler
 from cydist._native.kernels cimport OP_PREMUL_SUM, reduction
+from cydist._native.pace cimport Pace, bytes_to_pace, note_exchange, paced_segment
 from cydist._native.control_plane cimport (
     CALL_BYTES, ControlMessage, close_control_plane, begin_call, broadcast_failure, poll_now,
     end_calls, failure_message,
@@ -139,6 +141,12 @@ cdef class Group:
     def consecutive(self) -> bool:
         """Return whether they are, and the ranks on each host are consecutive."""
         return self.comm.hosts != NULL and hosts_of(&self.comm).consecutive
+
+    def pace_segments(self, bint adapts) -> None:
+        """Say whether long calls find shorter segments where the network is slow, in a group of
+        which no ranks share memory or a host. Called before `keep_choice` or `run`."""
+        self.tell = choice_of("broadcast", BROADCAST, b"tree", b"").entry
+        self.pace.adapts = adapts
 
     def prepare_parts(self, choose, segment_bytes, bint adapts=False) -> None:
         """Choose what hierarchical algorithms run on parts of the group. Called after
@@ -603,7 +611,7 @@ cdef class Group:
             status = self.comm.compare(&self.comm, c)
         if status == OK:
             reach(ENTER)
-            status = choice.entry.run(&self.comm, c)
+            status = run_paced(&self.comm, c, choice, &self.pace, self.tell)
         if status != OK and status != CLOSED:
             patiently(c)
             message = failure_message_of(c, status, self.comm.rank)
@@ -614,6 +622,34 @@ cdef class Group:
             else:
                 broadcast_failure(&self.control_plane, &self.comm, &message)
         return status
+
+
+cdef int run_paced(Comm *t, Call *c, const Choice *choice, Pace *pace,
+                   const Entry *broadcast) noexcept nogil:
+    """Run it, after rank 0 has told how to cut it if it is so long (pace.pxd)."""
+    cdef int collective = choice.entry.collective, status
+    cdef size_t nbytes = bytes_to_pace(pace, t, c, collective)
+    cdef uint64_t segment = paced_segment(pace, c.segment_bytes)
+    cdef Block word = Block(<char *>&segment, sizeof(segment))
+    cdef Call told
+    cdef int64_t began
+    if nbytes == 0:
+        return choice.entry.run(t, c)
+    told = c[0]
+    told.root = 0
+    told.inputs = &word
+    told.outputs = &word
+    status = broadcast.run(t, &told)
+    told.root = c.root
+    told.inputs = c.inputs
+    told.outputs = c.outputs
+    c[0] = told                 # with what failed
+    if status == OK:
+        c.segment_bytes = <size_t>segment
+        began = now_ns()
+        status = choice.entry.run(t, c)
+        note_exchange(pace, collective, nbytes, t.size, began)
+    return status
 
 
 cdef int end_control_call(Group group, int status) except -1:

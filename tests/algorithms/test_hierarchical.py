@@ -26,6 +26,7 @@ PLACEMENTS = {
     "2+1+3": [5, 5, 7, 2, 2, 2],
     "2+2+2-mixed": [0, 1, 2, 1, 0, 2],
 }
+APART = {"1+1+1+1": [0, 1, 2, 3]}
 CONSECUTIVE = ("2+2", "3+1", "1+3", "2+1+3")
 TRANSPORTS = ["shm", *more("tcp")]  # inside a host
 SENT = np.zeros(4, np.uint64)  # by rank 0, to each; as long as the process lives
@@ -74,7 +75,7 @@ def fresh():
     made = []
 
     def make(placement):
-        hosts = PLACEMENTS[placement]
+        hosts = (PLACEMENTS | APART)[placement]
         made.append(Ranks(len(hosts), "shm", hosts))
         return made[-1]
 
@@ -551,29 +552,34 @@ def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_long_calls_are_cut_by_what_the_last_ones_carried(fresh, collective):
-    """After a call in which little was sent in a long time the next one has short segments on all
-    ranks; after a fast one no longer."""
-    group = fresh("2+2")
+@pytest.mark.parametrize(("placement", "name"), [("2+2", "lanes"), ("1+1+1+1", "ring")])
+def test_long_calls_are_cut_by_what_the_last_ones_carried(fresh, placement, name, collective):
+    """After a call in which little was sent in a long time all ranks have short segments, until one
+    was fast."""
+    group = fresh(placement)
     case = Case(collective, 4, 1 << 20 if collective == "all_reduce" else 1 << 19)
+    payload = (2 if name == "lanes" else 6) << 20
     group.links[0].messages.count_sent_in(SENT)
     for each in group.groups:
-        each.prepare_parts(choose_for_part, lambda ranks, windows: 1 << 18, True)
+        each.pace_segments(name == "ring")
+        if name == "lanes":
+            each.prepare_parts(choose_for_part, lambda ranks, windows: 1 << 18, True)
 
-    def call(rank, seq):
-        return group.pool.submit(case.run, group.groups[rank], rank, "lanes", seq, 1 << 18, 30.0)
+    def headers(seq, late):
+        """Return the bytes that rank 0 sends besides the blocks, if others come late."""
+        before = int(SENT.sum())
+        calls = [start(rank, seq) for rank in (0, 1)]
+        until = time.monotonic() + late
+        eventually(lambda: time.monotonic() >= until)
+        case.check([each.result() for each in [*calls, *(start(rank, seq) for rank in (2, 3))]])
+        return int(SENT.sum()) - before - payload
 
-    headers = []
-    for seq in 1, 2, 3:
-        before = int(SENT[2])
-        calls = [call(0, seq), call(1, seq)]
-        late = time.monotonic() + (0.1 if seq == 1 else 0.0)
-        eventually(lambda late=late: time.monotonic() >= late)
-        calls += [call(2, seq), call(3, seq)]
-        case.check([each.result() for each in calls])
-        headers.append(int(SENT[2]) - before - (1 << 21))
-    assert max(headers[0], headers[2]) < 3000
-    assert headers[1] > 10_000
+    def start(rank, seq):
+        return group.pool.submit(case.run, group.groups[rank], rank, name, seq, 1 << 18, 30.0)
+
+    assert headers(1, 0.1) < 6000
+    assert headers(2, 0.0) > 10_000
+    assert any(headers(seq, 0.0) < 6000 for seq in range(3, 60))
 
 
 def test_a_long_wait_in_windows_wakes_up_rarely(fresh):

@@ -25,8 +25,9 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
     Hosts, agree_on_segment, call_like, exchange_depth, free_scratch, gather_here, hosts_of,
-    member_at, members_on, note_exchange, reduce_here,
+    member_at, members_on, reduce_here,
 )
+from cydist._native.pace cimport bytes_to_pace, note_exchange
 from cydist._native.pipeline cimport (
     combine, complete, conclude, copy, largest, post_recv, post_send, segment_of, segment_size,
     segments_in, withdraw,
@@ -46,7 +47,7 @@ ctypedef struct Ring:           # the messages of a lane
     Request *receives           # in the order in which they are taken
     Request *sends
     int expected, arrived, sent
-    size_t nbytes               # of all blocks
+    size_t paced                # what bytes_to_pace returns
     int64_t began
 
 
@@ -57,23 +58,16 @@ ctypedef struct Leaving:        # a block on its way to the next host
     size_t passed               # how many of them were sent
 
 
-cdef size_t total(const Comm *t, const Block *blocks) noexcept nogil:
-    cdef size_t nbytes = 0
-    cdef int i
-    for i in range(t.size):
-        nbytes += blocks[i].nbytes
-    return nbytes
-
-
-cdef int open_ring(Comm *t, Call *c, Ring *ring, size_t unit, const Block *blocks) noexcept nogil:
+cdef int open_ring(Comm *t, Call *c, Ring *ring, int collective, size_t unit,
+                   const Block *blocks) noexcept nogil:
     """Prepare for a lane's share of the blocks of all ranks, cut at multiples of `unit` bytes."""
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank, i
     cdef Call between = call_like(c)
     cdef size_t longest = largest(blocks, t.size), most = 0
     cdef int status
-    ring.nbytes = total(t, blocks)
-    status = agree_on_segment(t, c, ring.nbytes, &between.segment_bytes)
+    ring.paced = bytes_to_pace(&h.pace, t, c, collective)
+    status = agree_on_segment(t, c, ring.paced, &between.segment_bytes)
     if status != OK:
         return status
     ring.began = now_ns()
@@ -147,10 +141,11 @@ cdef Leaving leaving_block(const Ring *ring, int rank, Block block) noexcept nog
 
 cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
     """Wait for the sends; after a failure withdraw everything."""
-    cdef const Hosts *h = hosts_of(t)
+    cdef Hosts *h = hosts_of(t)
     if status == OK:
         status = complete(t, c, ring.sends, ring.sent)
-    note_exchange(t, ring.nbytes // h.count * <size_t>(h.count - 1), ring.began)
+    if ring.paced != 0:
+        note_exchange(&h.pace, ALL_GATHER, ring.paced, h.count, ring.began)
     if status != OK:
         withdraw(t, ring.receives, ring.expected)
         withdraw(t, ring.sends, ring.sent)
@@ -194,7 +189,7 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef int status = NO_MEMORY
     patiently(c)
     if some != NULL:
-        status = open_ring(t, c, &ring, 1, c.outputs)
+        status = open_ring(t, c, &ring, ALL_GATHER, 1, c.outputs)
     if status == OK:
         status = close_ring(t, c, &ring, gather_blocks(t, c, &ring, some))
     free_scratch(t, c, some)
@@ -303,7 +298,7 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     if s.some != NULL and s.arriving != NULL:
         s.leaving = s.arriving + most * s.room
         s.own = s.leaving + most * s.room
-        status = open_ring(t, c, &s.ring, c.op.itemsize, c.inputs)
+        status = open_ring(t, c, &s.ring, REDUCE_SCATTER, c.op.itemsize, c.inputs)
     if status == OK:
         status = close_ring(t, c, &s.ring, reduce_blocks(t, c, &s))
     free_scratch(t, c, s.arriving)

@@ -33,8 +33,9 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
     Hosts, across_at, agree_on_segment, call_like, free_scratch, gather_here, hosts_of,
-    note_exchange, prepared, reduce_here, run_part,
+    prepared, reduce_here, run_part,
 )
+from cydist._native.pace cimport bytes_to_pace, note_exchange
 from cydist._native.pipeline cimport block_of
 
 
@@ -57,13 +58,13 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Block *given = cut(h, c.inputs[0], c.op.itemsize)
     cdef Block *sums = cut(h, c.outputs[0], c.op.itemsize)
     cdef Reduction finishing = prepared(c.op)
-    cdef size_t segment
+    cdef size_t paced = bytes_to_pace(&h.pace, t, c, ALL_REDUCE), segment
     cdef int64_t began
     cdef Call inner
     cdef int status = NO_MEMORY
     patiently(c)
     if given != NULL and sums != NULL:
-        status = agree_on_segment(t, c, nbytes, &segment)
+        status = agree_on_segment(t, c, paced, &segment)
     if status == OK:
         status = reduce_here(t, c, given, &sums[place], nbytes)
     if status == OK and place < h.lanes:
@@ -74,7 +75,8 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
         inner.segment_bytes = segment
         began = now_ns()
         status = run_part(across_at(t, place, -1), c, &inner, ALL_REDUCE, sums[0].nbytes)
-        note_exchange(t, 2 * (nbytes // h.count) * <size_t>(h.count - 1), began)
+        if paced != 0:
+            note_exchange(&h.pace, ALL_REDUCE, paced, h.count, began)
     if status == OK:
         status = gather_here(t, c, &sums[place], sums, nbytes)
     free_scratch(t, c, given)

@@ -38,7 +38,7 @@ from cydist._native.hierarchy cimport (
     Hosts, across_at, call_like, free_scratch, hosts_of, member_at, members_on,
     prepared, run_part, unfinished,
 )
-from cydist._native.pipeline cimport complete, copy, exchange, post_send
+from cydist._native.pipeline cimport complete, copy, exchange, post_send, total
 
 
 cdef enum:                      # of a broadcast in which several ranks send to other hosts
@@ -200,17 +200,9 @@ cdef size_t lay_bundles(Comm *t, const Block *blocks, char *memory, Block *bundl
     return nbytes
 
 
-cdef size_t total(Comm *t, const Block *blocks) noexcept nogil:
-    cdef size_t nbytes = 0
-    cdef int i
-    for i in range(t.size):
-        nbytes += blocks[i].nbytes
-    return nbytes
-
-
 cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef size_t nbytes = total(t, c.outputs)
+    cdef size_t nbytes = total(c.outputs, t.size)
     cdef Block *bundles = <Block *>malloc((h.count + t.size) * sizeof(Block) + nbytes)
     cdef Block whole
     cdef int status
@@ -258,7 +250,7 @@ cdef void unpack(Comm *t, const Block *blocks, const char *memory) noexcept nogi
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef size_t nbytes = total(t, c.inputs)
+    cdef size_t nbytes = total(c.inputs, t.size)
     cdef Block *bundles = <Block *>malloc(h.count * sizeof(Block) + 2 * nbytes)
     cdef Block whole
     cdef char *at
