@@ -1,8 +1,11 @@
 """How calls in which all ranks send and receive at once are cut into segments between hosts.
 
 On a slow network a long segment keeps its other users waiting, among them the next host of a ring.
-On a fast one each segment costs more than its bytes. So each rank measures what such calls carry,
-and in each long one rank 0 tells the others how to cut it. Nothing else that ranks remember counts.
+On a fast one each segment costs more than its bytes, and where messages take long to arrive, short
+ones leave it idle. So where such calls carry little, rank 0 tries both lengths, and takes what
+carried more. In each long call it tells the others: nothing else that ranks remember counts.
+
+A rank also waits for those that are late, which looks the same for both lengths.
 """
 from libc.stdint cimport int64_t, uint64_t
 
@@ -10,14 +13,22 @@ from cydist._native.abi cimport ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Block, C
 from cydist._native.pipeline cimport total
 
 cdef enum:
-    SLOW_BYTES = 250            # that a host sends in a microsecond
-    SLOW_SEGMENT_BYTES = 16384
-    AGREED_BYTES = 1048576      # calls of more agree on a segment
+    FAST_BYTES = 250            # if a host sends so many in a microsecond, segments stay long
+    SHORT_SEGMENT_BYTES = 16384
+    AGREED_BYTES = 524288       # calls of more agree on a segment
+    # How often the length is tried that carried less: each time in vain doubles the calls between.
+    FEWEST_BETWEEN = 16
+    MOST_BETWEEN = 1024
 
 
-ctypedef struct Pace:           # of a group; the same on all ranks but for `carried`
-    bint adapts                 # segments are neither set nor measured
-    size_t carried              # bytes in a microsecond, in the last long calls; 0: not known
+ctypedef struct Pace:           # of a group
+    bint adapts                 # segments are neither set nor measured; the same on all ranks
+    bint cut_short              # what this rank would have, or had, in the last such call
+    bint trying                 # the length that had carried less
+    unsigned int calls, next_trial, between
+    # Bytes in a microsecond that the last calls carried, with long and with short segments; 0: not
+    # known.
+    size_t carried[2]
 
 
 # Return the bytes of all blocks of a call that agrees; 0: it does not.
@@ -33,18 +44,30 @@ cdef inline size_t bytes_to_pace(const Pace *p, const Comm *t, const Call *c,
     return nbytes if nbytes > AGREED_BYTES else 0
 
 
-# Return what rank 0 tells the others.
-cdef inline uint64_t paced_segment(const Pace *p, size_t segment) noexcept nogil:
-    cdef bint slow = 0 < p.carried < SLOW_BYTES
-    return min(segment, <size_t>SLOW_SEGMENT_BYTES) if slow else segment
+# Return what rank 0 tells the others in such a call.
+cdef inline uint64_t paced_segment(Pace *p, size_t segment) noexcept nogil:
+    cdef size_t long_ones = p.carried[0], short_ones = p.carried[1]
+    p.calls += 1
+    p.cut_short = p.trying = False
+    if 0 < max(long_ones, short_ones) < FAST_BYTES:
+        p.cut_short = short_ones > long_ones
+        p.trying = short_ones == 0 or p.calls >= p.next_trial
+        if p.trying:
+            p.cut_short = not p.cut_short
+    return min(segment, <size_t>SHORT_SEGMENT_BYTES) if p.cut_short else segment
 
 
 # Measure what each of `parts` hosts has sent to the others since then, in a call of so many bytes.
 cdef inline void note_exchange(Pace *p, int collective, size_t nbytes, int parts,
                                int64_t began) noexcept nogil:
     cdef size_t sent = nbytes // <size_t>parts * <size_t>(parts - 1)
+    cdef size_t *carried = &p.carried[p.cut_short]
     if collective == ALL_REDUCE:
         sent *= 2
-    sent = sent * 1000 // <size_t>max(now_ns() - began, <int64_t>1)
-    # Others may have been late to this call.
-    p.carried = max(sent, p.carried - p.carried // 8)
+    sent = sent * 1000 // <size_t>max(now_ns() - began, <int64_t>1) + 1
+    carried[0] = max(sent, carried[0] - carried[0] // 8)    # others may have been late
+    if p.trying:
+        p.between = min(2 * p.between, MOST_BETWEEN)
+        if p.between == 0 or carried[0] > p.carried[not p.cut_short]:
+            p.between = FEWEST_BETWEEN
+        p.next_trial = p.calls + p.between

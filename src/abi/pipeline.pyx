@@ -1,6 +1,6 @@
 """The steps that all algorithms share: post, wait and query, complete, withdraw, pipe."""
 from libc.stdlib cimport free
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 from cydist._native.abi cimport (
     ABORTED, ANY_SOURCE, COLLECTIVE_TAG, MISMATCH, OK, PENDING, TIMEOUT, Fingerprint, Head, head_of,
@@ -43,10 +43,8 @@ cdef int other_member(const Comm *t, int rank) noexcept nogil:
 
 
 cdef bint seen_in_window(const Comm *t, Request *r) noexcept nogil:
-    """Return whether a peer has taken a window step that belongs to this call or an earlier one.
-
-    This rank is in a call made of messages and will never take that step.
-    """
+    """Return whether a peer has taken a window step of an earlier call, or of another one with this
+    call's number. This rank will never take that step. One of this very call comes later."""
     cdef const Head *head
     cdef const Fingerprint *theirs
     cdef int peer
@@ -55,6 +53,8 @@ cdef bint seen_in_window(const Comm *t, Request *r) noexcept nogil:
         if peer == t.rank or not has_reached(load_u64(&head.posted), t.windows.step + 1):
             continue
         theirs = &head.call
+        if memcmp(theirs, r.expected, sizeof(Fingerprint) - sizeof(uint64_t)) == 0:     # no note
+            continue
         if has_reached(r.expected.seq, theirs.seq):
             r.theirs = theirs[0]
             r.theirs.note = 0

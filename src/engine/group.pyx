@@ -629,12 +629,13 @@ cdef int run_paced(Comm *t, Call *c, const Choice *choice, Pace *pace,
     """Run it, after rank 0 has told how to cut it if it is so long (pace.pxd)."""
     cdef int collective = choice.entry.collective, status
     cdef size_t nbytes = bytes_to_pace(pace, t, c, collective)
-    cdef uint64_t segment = paced_segment(pace, c.segment_bytes)
+    cdef uint64_t segment
     cdef Block word = Block(<char *>&segment, sizeof(segment))
     cdef Call told
     cdef int64_t began
     if nbytes == 0:
         return choice.entry.run(t, c)
+    segment = paced_segment(pace, c.segment_bytes)
     told = c[0]
     told.root = 0
     told.inputs = &word

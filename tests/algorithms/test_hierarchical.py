@@ -551,6 +551,28 @@ def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
         each.result()
 
 
+def test_a_later_part_of_the_same_call_is_no_mismatch(fresh):
+    """A rank waits for the message of a late one, while others of its host are in the next part of
+    the call, which goes through windows."""
+    group = fresh("3+1")
+    case = Case("all_reduce", 4, 1000)
+
+    def choose(collective, *about):
+        return (b"tree", b"") if collective == "reduce" else choose_for_part(collective, *about)
+
+    for each in group.groups:
+        each.prepare_parts(choose, lambda ranks, windows: 1 << 18)
+
+    def call(rank):
+        return group.pool.submit(case.run, group.groups[rank], rank, "leaders", 1, TINY, 30.0)
+
+    calls = [call(0), *(call(rank) for rank in (2, 3))]
+    until = time.monotonic() + 0.3  # seconds: rank 0 has asked what rank 1 does
+    eventually(lambda: time.monotonic() >= until)
+    calls.insert(1, call(1))
+    case.check([each.result() for each in calls])
+
+
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize(("placement", "name"), [("2+2", "lanes"), ("1+1+1+1", "ring")])
 def test_long_calls_are_cut_by_what_the_last_ones_carried(fresh, placement, name, collective):

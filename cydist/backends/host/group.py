@@ -625,7 +625,7 @@ class HostGroup(ProcessGroup):
             segment_bytes = tuning_table.segment_bytes(
                 self._size, windows, library, native.hosts, placement
             )
-            adapts = not library and segment_bytes == tuning_table.DEFAULT_SEGMENT_BYTES
+            adapts = not self.library and segment_bytes == tuning_table.DEFAULT_SEGMENT_BYTES
             native.pace_segments(adapts and not windows and not native.hosts)
             if native.hosts:
                 placed = (self._size, windows, placement)

@@ -64,9 +64,9 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef int status = NO_MEMORY
     patiently(c)
     if given != NULL and sums != NULL:
-        status = agree_on_segment(t, c, paced, &segment)
-    if status == OK:
         status = reduce_here(t, c, given, &sums[place], nbytes)
+    if status == OK:
+        status = agree_on_segment(t, c, paced, &segment)
     if status == OK and place < h.lanes:
         inner = call_like(c)
         inner.op = &finishing
