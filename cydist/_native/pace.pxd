@@ -25,7 +25,7 @@ ctypedef struct Pace:           # of a group
     bint adapts                 # segments are neither set nor measured; the same on all ranks
     bint cut_short              # what this rank would have, or had, in the last such call
     bint trying                 # the length that had carried less
-    unsigned int calls, next_trial, between
+    int between, left           # calls between two trials, and until the next one
     # Bytes in a microsecond that the last calls carried, with long and with short segments; 0: not
     # known.
     size_t carried[2]
@@ -47,13 +47,12 @@ cdef inline size_t bytes_to_pace(const Pace *p, const Comm *t, const Call *c,
 # Return what rank 0 tells the others in such a call.
 cdef inline uint64_t paced_segment(Pace *p, size_t segment) noexcept nogil:
     cdef size_t long_ones = p.carried[0], short_ones = p.carried[1]
-    p.calls += 1
     p.cut_short = p.trying = False
     if 0 < max(long_ones, short_ones) < FAST_BYTES:
         p.cut_short = short_ones > long_ones
-        p.trying = short_ones == 0 or p.calls >= p.next_trial
-        if p.trying:
-            p.cut_short = not p.cut_short
+        p.trying = short_ones == 0 or p.left == 0
+        p.left -= not p.trying
+        p.cut_short ^= p.trying
     return min(segment, <size_t>SHORT_SEGMENT_BYTES) if p.cut_short else segment
 
 
@@ -67,7 +66,7 @@ cdef inline void note_exchange(Pace *p, int collective, size_t nbytes, int parts
     sent = sent * 1000 // <size_t>max(now_ns() - began, <int64_t>1) + 1
     carried[0] = max(sent, carried[0] - carried[0] // 8)    # others may have been late
     if p.trying:
-        p.between = min(2 * p.between, MOST_BETWEEN)
+        p.between = min(2 * p.between, <int>MOST_BETWEEN)
         if p.between == 0 or carried[0] > p.carried[not p.cut_short]:
             p.between = FEWEST_BETWEEN
-        p.next_trial = p.calls + p.between
+        p.left = p.between
