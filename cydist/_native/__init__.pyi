@@ -400,7 +400,7 @@ class Group:
         self,
         choose: Callable[[str, int, int, bool, bool], tuple[bytes, bytes]],
         segment_bytes: Callable[[int, bool], int],
-        adapts: bool = False,
+        adapts_at: int = 0,
     ) -> None: ...
     def keep_choice(
         self, collective: str, nbytes: int, algorithm: bytes, fallback: bytes, segment_bytes: int

@@ -24,7 +24,7 @@ cdef class Group:
     cdef uint64_t compared_after    # the number of the last call that `part` compared
     cdef ControlPlane control_plane
     cdef readonly CallRecord whole  # the call whose parts run now; None: calls run whole
-    cdef Pace pace                  # of a group of which no ranks share memory or a host
+    cdef Pace pace                  # of a group without windows and hosts
     cdef const Entry *tell          # the broadcast that it takes
     cdef char part_of[CALL_BYTES]   # the same, in words for other ranks
 

@@ -49,7 +49,7 @@ cdef int place_on_hosts(Comm *t, hosts) except -1
 cdef void free_hosts(Hosts *hosts) noexcept nogil
 # Choose what runs on the parts; the arguments are those of Group.prepare_parts. Called once the
 # windows of the local part are open.
-cdef int prepare_parts(Hosts *h, choose, segment_bytes, bint adapts) except -1
+cdef int prepare_parts(Hosts *h, choose, segment_bytes, size_t adapts_at) except -1
 
 
 # Return how many messages of so many bytes EXCHANGE_AHEAD allows.

@@ -22,8 +22,8 @@ cdef enum:
 
 
 ctypedef struct Pace:           # of a group
-    bint adapts                 # segments are neither set nor measured; the same on all ranks
-    bint cut_short              # what this rank would have, or had, in the last such call
+    bint adapts                 # the same on all ranks; of the rest only rank 0's counts
+    bint cut_short              # in the last such call
     bint trying                 # the length that had carried less
     int between, left           # calls between two trials, and until the next one
     # Bytes in a microsecond that the last calls carried, with long and with short segments; 0: not
@@ -48,7 +48,7 @@ cdef inline size_t bytes_to_pace(const Pace *p, const Comm *t, const Call *c,
 cdef inline uint64_t paced_segment(Pace *p, size_t segment) noexcept nogil:
     cdef size_t long_ones = p.carried[0], short_ones = p.carried[1]
     p.cut_short = p.trying = False
-    if 0 < max(long_ones, short_ones) < FAST_BYTES:
+    if 0 < long_ones < FAST_BYTES:
         p.cut_short = short_ones > long_ones
         p.trying = short_ones == 0 or p.left == 0
         p.left -= not p.trying
@@ -61,7 +61,7 @@ cdef inline void note_exchange(Pace *p, int collective, size_t nbytes, int parts
                                int64_t began) noexcept nogil:
     cdef size_t sent = nbytes // <size_t>parts * <size_t>(parts - 1)
     cdef size_t *carried = &p.carried[p.cut_short]
-    if collective == ALL_REDUCE:
+    if collective == ALL_REDUCE:        # there and back
         sent *= 2
     sent = sent * 1000 // <size_t>max(now_ns() - began, <int64_t>1) + 1
     carried[0] = max(sent, carried[0] - carried[0] // 8)    # others may have been late

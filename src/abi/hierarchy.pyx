@@ -38,11 +38,11 @@ cdef int place_on_hosts(Comm *t, hosts) except -1:
     return 0
 
 
-cdef int prepare_parts(Hosts *h, choose, segment_bytes, bint adapts) except -1:
+cdef int prepare_parts(Hosts *h, choose, segment_bytes, size_t adapts_at) except -1:
     h.across.between_hosts = True
-    h.pace.adapts = adapts
     prepare_part(&h.local, h.local.comm.size, choose, segment_bytes)
     prepare_part(&h.across, h.count, choose, segment_bytes)
+    h.pace.adapts = h.across.segment_bytes == adapts_at
     return 0
 
 

@@ -143,12 +143,12 @@ cdef class Group:
         return self.comm.hosts != NULL and hosts_of(&self.comm).consecutive
 
     def pace_segments(self, bint adapts) -> None:
-        """Say whether long calls find shorter segments where the network is slow, in a group of
-        which no ranks share memory or a host. Called before `keep_choice` or `run`."""
+        """Say whether long calls find shorter segments where the network is slow, in a group
+        without windows and `hosts`. Called before `keep_choice` or `run`."""
         self.tell = choice_of("broadcast", BROADCAST, b"tree", b"").entry
         self.pace.adapts = adapts
 
-    def prepare_parts(self, choose, segment_bytes, bint adapts=False) -> None:
+    def prepare_parts(self, choose, segment_bytes, size_t adapts_at=0) -> None:
         """Choose what hierarchical algorithms run on parts of the group. Called after
         `open_windows` and before `keep_choice` or `run`.
 
@@ -157,9 +157,10 @@ cdef class Group:
                 bytes of all blocks, ranks, whether they have windows, and whether the part has
                 one rank of each host.
             segment_bytes: Returns the unit of pipelining, given ranks and windows.
-            adapts: Whether long calls find a shorter one where the network is slow.
+            adapts_at: Where that returns this between hosts, long calls find a shorter one if the
+                network is slow.
         """
-        prepare_parts(hosts_of(&self.comm), choose, segment_bytes, adapts)
+        prepare_parts(hosts_of(&self.comm), choose, segment_bytes, adapts_at)
 
     cdef object placement(self):
         """Return what the choices of a group on several hosts depend on, besides its size."""
@@ -636,6 +637,7 @@ cdef int run_paced(Comm *t, Call *c, const Choice *choice, Pace *pace,
     if nbytes == 0:
         return choice.entry.run(t, c)
     segment = paced_segment(pace, c.segment_bytes)
+    patiently(c)
     told = c[0]
     told.root = 0
     told.inputs = &word
@@ -644,6 +646,7 @@ cdef int run_paced(Comm *t, Call *c, const Choice *choice, Pace *pace,
     told.root = c.root
     told.inputs = c.inputs
     told.outputs = c.outputs
+    told.our_bytes = told.theirs_bytes = 0      # of the word
     c[0] = told                 # with what failed
     if status == OK:
         c.segment_bytes = <size_t>segment

@@ -585,7 +585,7 @@ def test_long_calls_are_cut_by_what_the_last_ones_carried(fresh, placement, name
     for each in group.groups:
         each.pace_segments(name == "ring")
         if name == "lanes":
-            each.prepare_parts(choose_for_part, lambda ranks, windows: 1 << 18, True)
+            each.prepare_parts(choose_for_part, lambda ranks, windows: 1 << 18, 1 << 18)
 
     def headers(seq, late):
         """Return the bytes that rank 0 sends besides the blocks, if others come late."""

@@ -47,6 +47,7 @@ ctypedef struct Ring:           # the messages of a lane
     Request *receives           # in the order in which they are taken
     Request *sends
     int expected, arrived, sent
+    int collective
     size_t paced                # what bytes_to_pace returns
     int64_t began
 
@@ -66,6 +67,7 @@ cdef int open_ring(Comm *t, Call *c, Ring *ring, int collective, size_t unit,
     cdef Call between = call_like(c)
     cdef size_t longest = largest(blocks, t.size), most = 0
     cdef int status
+    ring.collective = collective
     ring.paced = bytes_to_pace(&h.pace, t, c, collective)
     status = agree_on_segment(t, c, ring.paced, &between.segment_bytes)
     if status != OK:
@@ -145,7 +147,7 @@ cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
     if status == OK:
         status = complete(t, c, ring.sends, ring.sent)
     if ring.paced != 0:
-        note_exchange(&h.pace, ALL_GATHER, ring.paced, h.count, ring.began)
+        note_exchange(&h.pace, ring.collective, ring.paced, h.count, ring.began)
     if status != OK:
         withdraw(t, ring.receives, ring.expected)
         withdraw(t, ring.sends, ring.sent)
