@@ -626,9 +626,7 @@ class HostGroup(ProcessGroup):
                 self._size, windows, library, native.hosts, placement
             )
             adapts_at = 0 if self.library else tuning_table.DEFAULT_SEGMENT_BYTES
-            native.pace_segments(
-                segment_bytes == adapts_at and not windows and not native.hosts
-            )
+            native.pace_segments(segment_bytes == adapts_at and not windows and not native.hosts)
             if native.hosts:
                 placed = (self._size, windows, placement)
                 native.prepare_parts(
