@@ -296,8 +296,8 @@ def test_deaf_ranks_do_not_hide_a_failure(launcher: Launcher) -> None:
     "restarts", [10, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
 )
 def test_restarts_leak_nothing(launcher: Launcher, restarts: int) -> None:
-    """After many restarts the launcher's processes have as many descriptors as after the first, and
-    no zombies, though every worker leaves orphans, living and dead."""
+    """After many restarts the launcher's processes have as many descriptors as after the first
+    ones, and no zombies, though every worker leaves orphans, living and dead."""
     script = launcher.script(
         "if os.fork() == 0:",
         "    if os.fork() == 0: os._exit(0)",
@@ -307,9 +307,9 @@ def test_restarts_leak_nothing(launcher: Launcher, restarts: int) -> None:
         "def parent(pid):",
         "    return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])",
         "three = (parent(parent(inner)), parent(inner), inner)",
-        "held = [sorted(map(int, os.listdir(f'/proc/{pid}/fd'))) for pid in three]",
+        "held = [len(os.listdir(f'/proc/{pid}/fd')) for pid in three]",
         "below = [open(f'/proc/{pid}/task/{pid}/children').read().split() for pid in three]",
-        "print('held', held, 'below', *map(len, below))",
+        "print('held', *held, 'below', *map(len, below))",
         "sys.exit(1)",
     )
     options = (f"--max-restarts={restarts}", "--restart-delay=0")
@@ -318,7 +318,9 @@ def test_restarts_leak_nothing(launcher: Launcher, restarts: int) -> None:
     seen = re.findall(r"held (.*) below (.*)", out.decode())
     assert len(seen) == restarts + 1
     assert {below for _, below in seen} == {"1 1 1"}
-    assert {held for held, _ in seen} == {seen[1][0]}
+    for held in zip(*(map(int, held.split()) for held, _ in seen), strict=True):
+        # A connection of the ranks before may not be closed yet.
+        assert min(held[restarts // 2 :]) <= min(held[: restarts // 2])
     assert launcher.settles() == 0
 
 
