@@ -35,11 +35,13 @@ ctypedef struct Pace:           # of a group
 cdef inline size_t bytes_to_pace(const Pace *p, const Comm *t, const Call *c,
                                  int collective) noexcept nogil:
     cdef size_t nbytes = 0
-    if p.adapts and collective == ALL_REDUCE:
+    if not p.adapts:
+        return 0
+    if collective == ALL_REDUCE:
         nbytes = c.inputs[0].nbytes
-    elif p.adapts and collective == ALL_GATHER:
+    elif collective == ALL_GATHER:
         nbytes = total(c.outputs, t.size)
-    elif p.adapts and collective == REDUCE_SCATTER:
+    elif collective == REDUCE_SCATTER:
         nbytes = total(c.inputs, t.size)
     return nbytes if nbytes > AGREED_BYTES else 0
 

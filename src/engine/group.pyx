@@ -612,7 +612,10 @@ cdef class Group:
             status = self.comm.compare(&self.comm, c)
         if status == OK:
             reach(ENTER)
-            status = run_paced(&self.comm, c, choice, &self.pace, self.tell)
+            if self.pace.adapts:
+                status = run_paced(&self.comm, c, choice, &self.pace, self.tell)
+            else:
+                status = choice.entry.run(&self.comm, c)
         if status != OK and status != CLOSED:
             patiently(c)
             message = failure_message_of(c, status, self.comm.rank)

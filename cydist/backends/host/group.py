@@ -625,14 +625,14 @@ class HostGroup(ProcessGroup):
             segment_bytes = tuning_table.segment_bytes(
                 self._size, windows, library, native.hosts, placement
             )
-            adapts_at = 0 if self.library else tuning_table.DEFAULT_SEGMENT_BYTES
-            native.pace_segments(segment_bytes == adapts_at and not windows and not native.hosts)
+            adapts = not self.library and segment_bytes == tuning_table.DEFAULT_SEGMENT_BYTES
+            native.pace_segments(adapts and not windows and not native.hosts)
             if native.hosts:
                 placed = (self._size, windows, placement)
                 native.prepare_parts(
                     choose_for_part,
                     partial(tuning_table.part_segment_bytes, placed, library),
-                    adapts_at if segment_bytes == adapts_at else 0,
+                    segment_bytes if adapts else 0,
                 )
             if not algorithm:
                 algorithm = tuning_table.choose(
