@@ -29,10 +29,12 @@ from cydist.bench.options import SIZES, calls_text, checked, local_parser, size
 from cydist.bench.peers import Cydist, Library, Mpi4py, torch_with
 from cydist.bench.rank import refusal
 from cydist.bench.rank_loop import Session
+from cydist.bench.raw_ring import RawRing
 from cydist.bench.raw_tcp import RawTcp
 from cydist.bench.runner import Measurements, Row, ratio, run_cases
 from cydist.bench.workers import WorkerError
 from cydist.errors import counted
+from cydist.net.interfaces import address_towards
 
 PEERS = ("gloo", "mpi", "raw")
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.I)
@@ -40,7 +42,8 @@ UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 EPILOG = """
 Run it as every rank of a job of torchrun, cydistrun, mpirun, srun or another launcher.
 Libraries of --vs: gloo (needs torch), mpi (needs mpi4py, and mpirun or srun as the launcher), and
-raw: one polled TCP connection, between 2 ranks only, as the limit of what tcp can reach.
+raw: TCP connections that only move bytes, as the limit of what tcp can reach: one between 2 ranks,
+or one for each rank to the next host, where hosts have as many ranks.
 "host sends" is what the busiest host sends to other hosts for a call, by the counters of its
 interfaces without loopback: other programs' bytes count, too.
 """
@@ -102,8 +105,7 @@ def driven(
     after they have executed all of rank 0's commands.
     """
     sessions = {name: Session(library) for name, library in libraries.items()}
-    places: list[Any] = [None] * cydist.get_world_size()
-    cydist.all_gather_object(places, this_host())
+    places = _of_all(this_host())
     gc.disable()
     if cydist.get_rank() != 0:
         _serve(sessions)
@@ -126,12 +128,26 @@ def _peer(name: str) -> Library:
     rank, size = cydist.get_rank(), cydist.get_world_size()
     host = _from_rank_0(os.environ.get("MASTER_ADDR") or socket.gethostname())
     if name == "raw":
-        return RawTcp(rank, size, _from_rank_0, host)
+        return _raw(rank, size, host)
     place = ""
     if rank == 0:
         with socket.create_server(("", 0)) as free:
             place = f"tcp://{host}:{free.getsockname()[1]}"
     return torch_with(name, init_method=_from_rank_0(place), rank=rank, world_size=size)
+
+
+def _raw(rank: int, size: int, host: str) -> Library:
+    if size == 2:
+        return RawTcp(rank, size, _from_rank_0, host)
+    places = _of_all(this_host())
+    address = host if places[rank] == places[0] else address_towards(host, None)
+    return RawRing(rank, places, address, _of_all, cydist.barrier)
+
+
+def _of_all(thing: Any) -> list[Any]:
+    things: list[Any] = [None] * cydist.get_world_size()
+    cydist.all_gather_object(things, thing)
+    return things
 
 
 def _from_rank_0(text: str) -> str:

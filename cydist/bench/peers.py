@@ -19,7 +19,8 @@ Bound = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class Library(Protocol):
-    """A library, started on this rank.
+    """A library, started on this rank. One whose calls leave no results to check also has
+    `moves_only`, which is True.
 
     Attributes:
         about: Its versions and transport, to print.

@@ -36,7 +36,7 @@ class RawTcp:
         if size != 2:
             raise ValueError(f"raw sockets connect 2 ranks, not {size}")
         if rank == 0:
-            with _listener(host) as listener:
+            with listen_on(host) as listener:
                 from_rank_0(str(listener.getsockname()[1]))
                 listener.settimeout(60)
                 self._socket, _ = listener.accept()
@@ -61,39 +61,39 @@ class RawTcp:
             return self.barrier, ()
         me, other = self.rank, 1 - self.rank
         if op == "broadcast":
-            whole, nothing = _bytes(send), _bytes(send[:0])
+            whole, nothing = bytes_of(send), bytes_of(send[:0])
             return self._move, (whole, nothing) if me == 0 else (nothing, whole)
         if op in ("pingpong", "one_way"):
-            empty = _bytes(send[:0])
+            empty = bytes_of(send[:0])
 
             def out(array: Any, _: int) -> None:
-                self._move(_bytes(array), empty)
+                self._move(bytes_of(array), empty)
 
             def back(array: Any, _: int) -> None:
-                self._move(empty, _bytes(array))
+                self._move(empty, bytes_of(array))
 
             if op == "pingpong":
                 return pingpong(out, back, me, send, recv)
             return one_way(out, back, me, send, recv, np.zeros(1, np.uint8))
         if op == "all_reduce":
             scratch = np.zeros_like(send)
-            return self._then(_bytes(send), scratch, lambda: np.add(recv, scratch, out=recv))
+            return self._then(bytes_of(send), scratch, lambda: np.add(recv, scratch, out=recv))
         halves = np.split(recv if op == "all_gather" else send, 2)
         if op == "all_gather":
-            return self._then(_bytes(send), halves[other], lambda: np.copyto(halves[me], send))
+            return self._then(bytes_of(send), halves[other], lambda: np.copyto(halves[me], send))
         if op == "reduce_scatter":
             scratch = np.zeros_like(recv)
             return self._then(
-                _bytes(halves[other]), scratch, lambda: np.add(halves[me], scratch, out=recv)
+                bytes_of(halves[other]), scratch, lambda: np.add(halves[me], scratch, out=recv)
             )
         into = np.split(recv, 2)
         return self._then(
-            _bytes(halves[other]), into[other], lambda: np.copyto(into[me], halves[me])
+            bytes_of(halves[other]), into[other], lambda: np.copyto(into[me], halves[me])
         )
 
     def _then(self, out: memoryview, into: Any, finish: Callable[[], object]) -> Bound:
         """Exchange, then do the local work."""
-        room = _bytes(into)
+        room = bytes_of(into)
 
         def call() -> None:
             self._move(out, room)
@@ -135,7 +135,7 @@ class RawTcp:
         self._socket.close()
 
 
-def _listener(host: str) -> socket.socket:
+def listen_on(host: str) -> socket.socket:
     """Listen on all addresses, since rank 0 may resolve its own name to one that others lack."""
     if host == LOCAL:
         return socket.create_server((LOCAL, 0))
@@ -144,5 +144,6 @@ def _listener(host: str) -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def _bytes(array: Any) -> memoryview:
+def bytes_of(array: Any) -> memoryview:
+    """Return the memory of an array."""
     return memoryview(array.view(np.uint8))

@@ -14,6 +14,7 @@ from jobs_on_hosts import job_on
 from network_hosts import network_of, require_hosts
 
 from cydist.bench import job
+from cydist.bench.raw_ring import RawRing
 
 LIMIT = 100.0
 PORT = 29880
@@ -74,6 +75,29 @@ def test_a_raw_connection_between_two_hosts(tmp_path: Path) -> None:
     _, (reduced, _) = job_of_two_hosts(tmp_path, [0, 1], nbytes, "--vs", "raw")
     assert reduced["participants"]["raw"]["wrong"] == 0
     assert all(nbytes <= sent <= 1.1 * nbytes for sent in reduced["host_sends"].values())
+
+
+def test_raw_connections_from_host_to_host(tmp_path: Path) -> None:
+    """Of several ranks each has one, and moves its share of the bytes. A barrier has none."""
+    nbytes = 1 << 20
+    _, (reduced, barrier) = job_of_two_hosts(tmp_path, [0, 1, 0, 1], nbytes, "--vs", "raw")
+    assert reduced["participants"]["raw"]["rounds"]
+    assert all(nbytes <= sent <= 1.1 * nbytes for sent in reduced["host_sends"].values())
+    assert "no barrier" in barrier["participants"]["raw"]["failure"]
+
+
+def test_a_broadcast_over_raw_connections(tmp_path: Path) -> None:
+    """It is sent once. The last bytes may leave after the call."""
+    nbytes = 1 << 20
+    only = ("--vs", "raw", "--ops", "broadcast")
+    _, (sent,) = job_of_two_hosts(tmp_path, [0, 0, 1, 1], nbytes, *only)
+    assert all(nbytes / 2 <= each <= 1.1 * nbytes for each in sent["host_sends"].values())
+
+
+def test_raw_connections_need_alike_hosts() -> None:
+    """Else some ranks have none to talk to."""
+    with pytest.raises(ValueError, match="not 2 and 1"):
+        RawRing(0, ["a", "a", "b"], "127.0.0.1", lambda thing: [thing] * 3, lambda: None)
 
 
 RECEIVER = """
