@@ -21,6 +21,7 @@ cdef class Group:
     cdef bint open
     cdef bint left                  # the comm is closed; happens once
     cdef bint asked_for_windows
+    cdef bint apart                 # known to have a host for each member
     cdef uint64_t compared_after    # the number of the last call that `part` compared
     cdef ControlPlane control_plane
     cdef readonly CallRecord whole  # the call whose parts run now; None: calls run whole

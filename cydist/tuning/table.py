@@ -82,7 +82,8 @@ class Rule(NamedTuple):
         above_bytes: A power of two; the call has more bytes.
         least_ranks, most_ranks, power_of_two: Of the group.
         library: The required name of the library below; "": any.
-        between_hosts: Only for what a hierarchical algorithm runs between hosts.
+        between_hosts: Only where each rank is on a host of its own, as those that a hierarchical
+            algorithm lets talk between hosts.
         constant: Why `python -m cydist.bench --tune` does not measure it; "": it does.
     """
 
@@ -270,7 +271,8 @@ TABLE = (
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
     # A tree's root sends the array to several hosts. On three hosts of two ranks a ring took 0.6 to
-    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit. Two segments do not
+    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit; on three and four of
+    # one rank 0.7 to 0.9, and 1.1 to 1.7, where all hosts shared two cores. Two segments do not
     # fill one of five hosts and more.
     Rule(
         "broadcast",
@@ -361,14 +363,16 @@ def choose(
         hosts: Whether the ranks are on several hosts, and some of them share one.
         consecutive: Whether, besides, the ranks on each host are consecutive.
         placement: How the ranks are spread over hosts, as `placement_of` says it.
-        between_hosts: Whether it is a part of a larger call, between one rank of each host.
+        between_hosts: Whether it is a part of a larger call, between one rank of each host. A group
+            with a placement and without `hosts` is alike.
 
     Raises ValueError if CYDIST_ALGORITHM names an unknown algorithm.
     """
     size_class = _size_class(nbytes)
     return _chosen(
         collective, size_class, ranks, windows, even, commutative, library, hosts=hosts,
-        consecutive=consecutive, placement=placement, between_hosts=between_hosts,
+        consecutive=consecutive, placement=placement,
+        between_hosts=between_hosts or (placement != "" and not hosts),
     )  # fmt: skip
 
 

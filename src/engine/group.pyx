@@ -130,6 +130,7 @@ cdef class Group:
         no rank is known to share one."""
         if len(hosts) != self.comm.size or self.comm.hosts != NULL or self.asked_for_windows:
             raise ValueError(f"{len(hosts)} hosts for {self.comm.size} ranks, or too late")
+        self.apart = len(set(hosts)) == self.comm.size
         place_on_hosts(&self.comm, hosts)
 
     @property
@@ -166,7 +167,7 @@ cdef class Group:
         """Return what the choices of a group on several hosts depend on, besides its size."""
         cdef Part *local
         if self.comm.hosts == NULL:
-            return None
+            return self.apart
         local = &hosts_of(&self.comm).local
         return (hosts_of(&self.comm).count, local.comm.size, local.comm.windows != NULL,
                 self.consecutive)

@@ -8,6 +8,7 @@ import pytest
 from collective_cases import ROOTED, TINY, Case, Ranks, choose_for_part
 from extra_values import more
 from sleeps import sleeps
+from transport_ranks import Ranks as TransportRanks
 from transport_ranks import eventually, run
 
 from cydist import _native
@@ -434,8 +435,29 @@ def test_rows_measured_on_several_hosts_hold_for_their_placement():
 )
 def test_a_root_sends_a_long_array_to_one_other_host(nbytes, ranks, between_hosts, expected):
     """Between three and four hosts, where a tree's root would send it to two. Inside a host, or on
-    more of them, two segments do not pay for the steps."""
+    more of them, two segments do not pay for the steps. A whole group does so, too, if each of its
+    ranks is on a host of its own."""
     assert choose_for_part("broadcast", nbytes, ranks, False, between_hosts)[0] == expected
+    name = tuning_table.choose(
+        "broadcast", nbytes, ranks, False, even=True, commutative=True,
+        placement=f"{ranks}x1" if between_hosts else "",
+    )  # fmt: skip
+    assert name.encode() == expected
+
+
+def test_groups_on_one_host_do_not_take_what_is_kept_for_several():
+    """Both have three ranks, and their process keeps one table for alike groups."""
+    nbytes, segment = 1 << 19, 1 << 18
+    (link, *_) = TransportRanks("inproc", 3).links
+    apart, together = (_native.Group(link, [0, 1, 2], 0, number) for number in (1, 2))
+    apart.place_on_hosts([0, 1, 2])
+    together.place_on_hosts([0, 0, 0])
+    apart.keep_choice("broadcast", nbytes, b"ring", b"", segment)
+    together.keep_choice("broadcast", 8, b"tree", b"", segment)
+    array = _native.asarray(np.zeros(nbytes, np.uint8))
+    call = _native.CallRecord("broadcast", 1, time.monotonic() + 1)
+    ran = together.run_as_chosen(call, "broadcast", [array], [array], nbytes, 0, None, 1, nbytes, 0)
+    assert not ran
 
 
 @pytest.mark.parametrize(
