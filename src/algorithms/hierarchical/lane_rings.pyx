@@ -36,6 +36,7 @@ from cydist._native.pipeline cimport (
 
 cdef enum:
     SHARED_BYTES = 1048576      # of a block that the ranks of a host share at once
+    SHARED_SEGMENTS = 16        # at most, so that long blocks on slow links are not shared last
 
 
 ctypedef struct Ring:           # the messages of a lane
@@ -229,7 +230,7 @@ cdef int gather_round(Comm *t, Call *c, Ring *ring, Block *some, int d, int roun
     segments that arrive are sent on at once."""
     cdef Hosts *h = hosts_of(t)
     cdef int host = host_before(h, d)
-    cdef size_t shared = max(SHARED_BYTES // ring.segment, <size_t>1)
+    cdef size_t shared = min(max(SHARED_BYTES // ring.segment, <size_t>1), <size_t>SHARED_SEGMENTS)
     cdef size_t piece = shared * ring.segment
     cdef size_t i, j, own = 0, pieces = 0
     cdef Leaving leaving = leaving_in(t, c, ring, d, round_)
