@@ -62,7 +62,7 @@ CHAINS = """
     abi transports transports/shm transports/stream transports/mpi algorithms/mpi
     abi net transports/stream
     transports transports/inproc
-    abi testing
+    abi transports transports/stream testing
 """
 ABOVE_THE_ENGINE = re.compile(r"^\s*(?:from|import)\s+cydist\.(?!_native)(\w+)", re.M)
 CIMPORTED = re.compile(

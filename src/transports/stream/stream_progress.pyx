@@ -299,7 +299,7 @@ cdef void yield_core(Net *net, const Request *r, int64_t until) noexcept nogil:
     while now < idle_until and now < until:
         iteration += 1
         moved = progress(net) if net.live != 0 else poll_once(net, iteration)
-        if net.foreign != NULL and poll_foreign(net):
+        if r.status == PENDING and net.foreign != NULL and poll_foreign(net):
             moved = True
         if r.status != PENDING:
             break
@@ -322,9 +322,11 @@ cdef int wait_locked(Net *net, Comm *t, Request *r, int64_t deadline_ns) noexcep
         if moved and net.waiters == 1 and not is_left_to_other_thread(net):
             moved = False
             spin(net, r, until)
+            if r.status != PENDING:
+                break
             if net.shm != NULL or net.foreign != NULL or not has_a_core(net):
                 yield_core(net, r, until)
-            elif r.status == PENDING and net.most_spins != 0:
+            elif net.most_spins != 0:
                 free = offer_core(net)
             continue
         now = now_ns()
