@@ -347,6 +347,7 @@ ctypedef struct Call:           # one collective, as one rank sees it
     # the deadline and releases what others may need. A call that does not wait needs neither.
     void (*before_wait)(Call *c) noexcept nogil
     Fingerprint fingerprint
+    int collective              # which runs; in a part of a group another than the fingerprint's
     # What runs the call in place of an algorithm that finds that it cannot; the same on all ranks.
     # NULL for algorithms that always can.
     Algorithm fallback

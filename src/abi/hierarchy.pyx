@@ -168,6 +168,7 @@ cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbyte
         inner.segment_bytes = part.segment_bytes
     if part.between_hosts and collective in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
         inner.depth = exchange_depth(inner.segment_bytes)
+    inner.collective = collective
     inner.fallback = choice.fallback
     inner.adaptive = choice.entry.traits & ADAPTIVE
     status = choice.entry.run(&part.comm, inner)

@@ -605,6 +605,7 @@ cdef class Group:
     cdef int perform(self, Call *c, const Choice *choice) noexcept nogil:
         cdef ControlMessage message
         cdef int status = load_int(&self.aborted)
+        c.collective = choice.entry.collective
         c.fallback = choice.fallback
         c.adaptive = choice.entry.traits & ADAPTIVE
         if status == OK:

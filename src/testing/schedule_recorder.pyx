@@ -364,6 +364,7 @@ cdef class ScheduleRecorder:
         call.fingerprint = Fingerprint(
             seq, 0, collective, 0, 0, EVEN if even else 0, root, 0,
             number_of(choice.entry), 0)
+        call.collective = collective
         call.fallback = choice.fallback
         with nogil:
             status = choice.entry.run(&self.comm, &call)

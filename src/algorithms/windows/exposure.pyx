@@ -2,7 +2,8 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from cydist._native.abi cimport (
-    CALL_LENGTHS, COLLECTIVES, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE, UNREACHABLE,
+    BROADCAST, CALL_LENGTHS, COLLECTIVES, KNOWN_ARRAYS, MISMATCH, OK, PEER_LOST, REDUCE,
+    UNREACHABLE,
     Block, Call, Comm, Windows, has_even_blocks, head_of, now_ns,
     patiently, slice_end,
 )
@@ -243,7 +244,7 @@ cdef Trial trials[GROUPS][COLLECTIVES][CALL_LENGTHS]     # for the calls that th
 
 cdef int judge_of(const Comm *t, const Call *c) noexcept nogil:
     """Return the rank that decides. It needs others' data, so it ends late either way."""
-    if c.fingerprint.collective == REDUCE:
+    if c.collective == REDUCE:
         return c.root
     return t.size - 1 if c.root != t.size - 1 else 0
 
@@ -258,9 +259,9 @@ cdef int length_class(size_t nbytes) noexcept nogil:
 cdef uint8_t *fallbacks_left(Comm *t, const Call *c, size_t nbytes) noexcept nogil:
     """Return how many such calls take the fallback without agreement: the same on all ranks. NULL
     for calls whose length not all ranks know."""
-    if not c.adaptive or not has_even_blocks(t, c):
+    if not c.adaptive or not (has_even_blocks(t, c) or c.collective in (BROADCAST, REDUCE)):
         return NULL
-    return &t.windows.fallbacks[c.fingerprint.collective][length_class(nbytes)]
+    return &t.windows.fallbacks[c.collective][length_class(nbytes)]
 
 
 cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noexcept nogil:
@@ -268,7 +269,7 @@ cdef Trial *trial_of(Comm *t, const Call *c, const Block *first, int firsts) noe
     if (t.rank != judge_of(t, c) or not c.adaptive
             or mapped_address(t, t.rank, first[0].ptr, first[0].nbytes) != NULL):
         return NULL
-    return &trials[t.comm_id % GROUPS][c.fingerprint.collective][
+    return &trials[t.comm_id % GROUPS][c.collective][
         length_class(firsts * first[0].nbytes)]
 
 

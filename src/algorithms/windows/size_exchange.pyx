@@ -64,7 +64,7 @@ cdef inline char *blocks_at(Comm *t, const Call *c, int rank, uint64_t step,
 cdef int exchange_sizes(Comm *t, Call *c, BlockMove *m, bint *over) noexcept nogil:
     cdef uint64_t step = t.windows.step
     cdef size_t most
-    cdef bint from_root = c.fingerprint.collective == SCATTER
+    cdef bint from_root = c.collective == SCATTER
     cdef int first = c.root if from_root else 0
     cdef int end = c.root + 1 if from_root else t.size
     cdef int r, status
