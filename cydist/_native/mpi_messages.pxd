@@ -14,7 +14,6 @@ cdef enum Postponed:            # a request that a thread without access to MPI 
 
 cdef enum:
     WITH_HEADER_BYTES = 32768   # payload that is sent with its header
-    SLOTS = 8                   # headers that MPI can receive between two polls
     GOODBYE = -1                # MpiHeader.under: the sender's departure notice for the link
     FAREWELL = -2               # and for the group of the header's comm id
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
@@ -30,8 +29,8 @@ ctypedef struct MpiHeader:         # the first part of every message
     Fingerprint fingerprint
 
 
-ctypedef struct HeaderSlot:     # a posted receive of a header
-    Handle request
+ctypedef struct Arriving:       # a header that a probe has found
+    Handle request              # of its receive; 0: there is none
     MpiHeader header
     char data[WITH_HEADER_BYTES]
 
@@ -60,8 +59,7 @@ ctypedef struct Mpi:
     Handle byte                 # MPI_BYTE
     int any_source              # MPI_ANY_SOURCE
     size_t piece_bytes          # largest transfer of one MPI call
-    HeaderSlot *slots
-    int slot                    # the oldest slot
+    Arriving *arriving
     unsigned int polls          # how often MPI was polled
     MpiRequest requests               # the head of the ring of pending requests
     size_t lingering            # pending requests whose memory no thread waits for
@@ -122,7 +120,5 @@ cdef bint progress(Net *net) noexcept nogil
 # Send a small message together with its header, or a header alone. OK: it is complete; PENDING:
 # its request will report completion.
 cdef int send_whole(Mpi *mpi, Request *r, int peer, const MpiHeader *header) noexcept nogil
-# Begin to receive the next header.
-cdef void listen(Mpi *mpi, HeaderSlot *slot) noexcept nogil
 # A group is gone: end what it has under way.
 cdef void drop_mpi_requests(Mpi *mpi, uint64_t comm_id) noexcept nogil

@@ -114,6 +114,14 @@ def test_random_calls_over_mpi_give_every_bit(
 
 
 @pytest.mark.slow
+def test_a_rank_may_run_far_ahead_over_mpi(mpi: Mpi, hosts: list[Host], tmp_path: Path) -> None:
+    """Thousands of its messages come before another rank asks for them; none is lost."""
+    program: list[object] = ["tests/programs/one_way_calls.py", 20_000]
+    meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT)}
+    assert said_over_mpi(mpi, hosts, "2+2", program, tmp_path, meeting) == ["ok"] * 4
+
+
+@pytest.mark.slow
 def test_ranks_on_hosts_meet_over_mpi(mpi: Mpi, hosts: list[Host], tmp_path: Path) -> None:
     """Without MASTER_ADDR rank 0 sends its address by MPI."""
     program: list[object] = ["tests/programs/random_calls.py", 2, 10]

@@ -11,9 +11,9 @@ cdef extern from *:
 
 # In the order of MpiLibrary
 NAMES = (
-    b"MPI_Isend", b"MPI_Issend", b"MPI_Irecv", b"MPI_Test", b"MPI_Cancel", b"MPI_Ibarrier",
-    b"MPI_Ibcast", b"MPI_Iallreduce", b"MPI_Ireduce", b"MPI_Iallgather", b"MPI_Ialltoall",
-    b"MPI_Ireduce_scatter_block",
+    b"MPI_Isend", b"MPI_Issend", b"MPI_Irecv", b"MPI_Test", b"MPI_Improbe", b"MPI_Imrecv",
+    b"MPI_Ibarrier", b"MPI_Ibcast", b"MPI_Iallreduce", b"MPI_Ireduce", b"MPI_Iallgather",
+    b"MPI_Ialltoall", b"MPI_Ireduce_scatter_block",
 )
 OPTIONAL = (
     b"MPIX_Comm_failure_ack", b"MPIX_Comm_failure_get_acked", b"MPI_Comm_group", b"MPI_Group_size",

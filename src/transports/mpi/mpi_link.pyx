@@ -7,25 +7,23 @@ cimport cython
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Comm, first_count, now_ns
-from cydist._native.libmpi cimport SUCCESS, is_done, lib
+from cydist._native.abi cimport Comm, first_count
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from cydist._native.mpi_messages cimport (
-    SLOTS, WITH_HEADER_BYTES, FingerprintExchanges, HeaderSlot, Mpi, MpiRequest, drop_mpi_requests,
-    init_mpi, listen, may_call, mpi_of, progress,
+    WITH_HEADER_BYTES, Arriving, FingerprintExchanges, Mpi, MpiRequest, drop_mpi_requests,
+    init_mpi, may_call, mpi_of, progress,
 )
 from cydist._native.shm_peers cimport LocalPeersHandle
 from cydist._native.stream_send cimport is_local
 from cydist._native.stream_progress cimport progress as progress_all
 from cydist._native.stream cimport DIED, Net
 from cydist._native.stream_link cimport MessageLink
-from cydist._native.sync cimport SPINS, sched_yield
+from cydist._native.sync cimport SPINS
 
 cdef enum:
     MESSAGE_BYTES = 1073741824  # of one of MPI's: counts are 32-bit integers
-    CANCEL_NS = 1000000000      # the longest wait for the receives of headers to end
 
 
 cdef bint lingers(Comm *t) noexcept nogil:
@@ -38,19 +36,6 @@ cdef bint lingers(Comm *t) noexcept nogil:
     cdef bint found = mpi.lingering != 0 or net.lingering
     pthread_mutex_unlock(&net.lock)
     return found
-
-
-cdef void end_slots(Mpi *mpi) noexcept nogil:
-    """End the receives of headers: all ranks have sent departure notices, so no header follows."""
-    cdef int64_t until = now_ns() + CANCEL_NS
-    cdef int i, error = SUCCESS
-    for i in range(SLOTS):
-        if mpi.slots[i].request == 0:
-            continue
-        lib.cancel(&mpi.slots[i].request)
-        while not is_done(&mpi.slots[i].request, &error) and now_ns() < until:
-            sched_yield()
-        mpi.slots[i].request = 0
 
 
 cdef bint all_linger(const Mpi *mpi) noexcept nogil:
@@ -97,17 +82,15 @@ cdef class MpiLink(MessageLink):
         self.mpi.piece_bytes = MESSAGE_BYTES
         self.mpi.foreign.needed = size > 1
         self.mpi.left_at = <int64_t *>calloc(size, sizeof(int64_t))
-        self.mpi.slots = <HeaderSlot *>calloc(SLOTS, sizeof(HeaderSlot))
+        self.mpi.arriving = <Arriving *>calloc(1, sizeof(Arriving))
         self.mpi.under = <int *>calloc(size, sizeof(int))
-        if self.mpi.left_at == NULL or self.mpi.slots == NULL or self.mpi.under == NULL:
+        if self.mpi.left_at == NULL or self.mpi.arriving == NULL or self.mpi.under == NULL:
             raise MemoryError("no memory for a link")
         for i in range(size):
             self.mpi.under[i] = <int>(first_count() % largest_tag)
         self.mpi.polls = <unsigned int>first_count()
         self.net.foreign = &self.mpi.foreign
         self.net.spins = self.net.most_spins = SPINS // 10 if self.share_cores(here) else 0
-        for i in range(SLOTS):
-            listen(self.mpi, &self.mpi.slots[i])
 
     def __dealloc__(self):
         if self.mpi == NULL:
@@ -117,7 +100,7 @@ cdef class MpiLink(MessageLink):
         # Memory that MPI may still write to is not freed.
         if self.ended:
             free(self.mpi.left_at)
-            free(self.mpi.slots)
+            free(self.mpi.arriving)
             free(self.mpi)
 
     cdef int attach_comm(self, Comm *t) except -1:
@@ -178,10 +161,7 @@ cdef class MpiLink(MessageLink):
     def end(self) -> bool:
         """Release MPI's memory after `close`, once `advance` returns True. Return whether MPI uses
         none of it any more. A collective that some rank never enters does not end."""
-        if not self.ended:
-            with nogil:
-                end_slots(self.mpi)
-            self.ended = self.mpi.lingering == 0
+        self.ended = self.mpi.lingering == 0 and self.mpi.arriving.request == 0
         return self.ended
 
     def lost(self, int peer):
