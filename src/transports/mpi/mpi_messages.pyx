@@ -224,7 +224,9 @@ cdef bint progress(Net *net) noexcept nogil:
     if mpi.requests.next != &mpi.requests and mpi.polls % POLLS_PER_LOOK != 0:
         return moved
     for _header in range(HEADERS):
-        if (arriving.request == 0 and not find_header(mpi)) or not is_done(&arriving.request, &error):
+        if arriving.request == 0 and not find_header(mpi):
+            break
+        if not is_done(&arriving.request, &error):
             break
         arriving.request = 0
         if error != SUCCESS:
