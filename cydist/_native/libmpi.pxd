@@ -48,7 +48,7 @@ cdef bint is_done(Handle *request, int *error) noexcept nogil
 
 
 # Fill `dead` with the ranks of a communicator that MPI knows to have died; return how many. From
-# then on MPI receives from any source without them. 0 where MPI does not survive a rank's death.
+# then on MPI probes for any source without them. 0 where MPI does not survive a rank's death.
 cdef int find_dead(Handle comm, int size, int *dead) noexcept nogil
 
 

@@ -16,6 +16,7 @@ cdef enum:
     WITH_HEADER_BYTES = 32768   # payload that is sent with its header
     GOODBYE = -1                # MpiHeader.under: the sender's departure notice for the link
     FAREWELL = -2               # and for the group of the header's comm id
+    HEADERS = 8                 # that MPI receives at once, and that one poll takes, at most
     SOON_NS = 20000000          # a call that takes longer looks for what is wrong
     DEPARTED_NS = 1000000000    # how long messages to and from a rank that left may still take
 
@@ -30,7 +31,7 @@ ctypedef struct MpiHeader:         # the first part of every message
 
 
 ctypedef struct Arriving:       # a header that a probe has found
-    Handle request              # of its receive; 0: there is none
+    Handle request              # of its receive
     MpiHeader header
     char data[WITH_HEADER_BYTES]
 
@@ -59,7 +60,9 @@ ctypedef struct Mpi:
     Handle byte                 # MPI_BYTE
     int any_source              # MPI_ANY_SOURCE
     size_t piece_bytes          # largest transfer of one MPI call
-    Arriving *arriving
+    Arriving *arriving          # HEADERS of them
+    int first, headers          # the oldest that is in use, and how many are
+    bint ended                  # no further header comes
     unsigned int polls          # how often MPI was polled
     MpiRequest requests               # the head of the ring of pending requests
     size_t lingering            # pending requests whose memory no thread waits for

@@ -60,19 +60,23 @@ class RawRing:
         self.about = {"version": f"{self._lanes} TCP connections from host to host, bytes alone"}
 
     def _connect(self, after: int, address: str, all_gather: Gather) -> None:
-        with listen_on(address) as accepting:
-            places = all_gather((address, accepting.getsockname()[1]))
+        with contextlib.ExitStack() as opened:
+            accepting = opened.enter_context(listen_on(address))
             accepting.settimeout(60)
-            first = self._here == 0
-            if self._hosts > 2 or first:
-                self._out = socket.create_connection(places[after], timeout=60)
-            if self._hosts > 2 or not first:
-                self._in, _ = accepting.accept()
-        if self._hosts == 2:
-            self._in = self._out = self._out if first else self._in
-        for each in (self._in, self._out):
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            each.setblocking(False)
+            places = all_gather((address, accepting.getsockname()[1]))
+            made: list[socket.socket] = []
+            if self._hosts > 2 or self._here == 0:
+                made.append(socket.create_connection(places[after], timeout=60))
+                opened.enter_context(made[-1])
+            if self._hosts > 2 or self._here != 0:
+                made.append(accepting.accept()[0])
+                opened.enter_context(made[-1])
+            for each in made:
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                each.setblocking(False)
+            self._out, self._in = made[0], made[-1]
+            opened.pop_all()
+            accepting.close()
 
     def bind(self, op: str, send: Any, recv: Any) -> Bound:
         """Return the call that moves this rank's share of the bytes of `op`.

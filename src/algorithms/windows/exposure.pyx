@@ -258,7 +258,8 @@ cdef int length_class(size_t nbytes) noexcept nogil:
 
 cdef uint8_t *fallbacks_left(Comm *t, const Call *c, size_t nbytes) noexcept nogil:
     """Return how many such calls take the fallback without agreement: the same on all ranks. NULL
-    for calls whose length not all ranks know."""
+    for calls whose length not all ranks know: blocks of a part of a group may differ, and one array
+    for all does not."""
     if not c.adaptive or not (has_even_blocks(t, c) or c.collective in (BROADCAST, REDUCE)):
         return NULL
     return &t.windows.fallbacks[c.collective][length_class(nbytes)]

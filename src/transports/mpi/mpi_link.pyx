@@ -7,12 +7,13 @@ cimport cython
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
-from cydist._native.abi cimport Comm, first_count
+from cydist._native.abi cimport Comm, first_count, now_ns
+from cydist._native.libmpi cimport SUCCESS, is_done
 from cydist._native.linux cimport (
     getpid, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from cydist._native.mpi_messages cimport (
-    WITH_HEADER_BYTES, Arriving, FingerprintExchanges, Mpi, MpiRequest, drop_mpi_requests,
+    HEADERS, WITH_HEADER_BYTES, Arriving, FingerprintExchanges, Mpi, MpiRequest, drop_mpi_requests,
     init_mpi, may_call, mpi_of, progress,
 )
 from cydist._native.shm_peers cimport LocalPeersHandle
@@ -20,10 +21,11 @@ from cydist._native.stream_send cimport is_local
 from cydist._native.stream_progress cimport progress as progress_all
 from cydist._native.stream cimport DIED, Net
 from cydist._native.stream_link cimport MessageLink
-from cydist._native.sync cimport SPINS
+from cydist._native.sync cimport SPINS, sched_yield
 
 cdef enum:
     MESSAGE_BYTES = 1073741824  # of one of MPI's: counts are 32-bit integers
+    PATIENCE_NS = 1000000000    # the longest wait for a header whose sender may have died
 
 
 cdef bint lingers(Comm *t) noexcept nogil:
@@ -36,6 +38,19 @@ cdef bint lingers(Comm *t) noexcept nogil:
     cdef bint found = mpi.lingering != 0 or net.lingering
     pthread_mutex_unlock(&net.lock)
     return found
+
+
+cdef void end_headers(Mpi *mpi) noexcept nogil:
+    """Probe for no further header: all ranks have sent departure notices, and none follows."""
+    cdef int64_t until = now_ns() + PATIENCE_NS
+    cdef int error = SUCCESS
+    mpi.ended = True
+    while mpi.headers != 0 and now_ns() < until:
+        if is_done(&mpi.arriving[mpi.first].request, &error):
+            mpi.first = (mpi.first + 1) % HEADERS
+            mpi.headers -= 1
+        else:
+            sched_yield()
 
 
 cdef bint all_linger(const Mpi *mpi) noexcept nogil:
@@ -82,7 +97,7 @@ cdef class MpiLink(MessageLink):
         self.mpi.piece_bytes = MESSAGE_BYTES
         self.mpi.foreign.needed = size > 1
         self.mpi.left_at = <int64_t *>calloc(size, sizeof(int64_t))
-        self.mpi.arriving = <Arriving *>calloc(1, sizeof(Arriving))
+        self.mpi.arriving = <Arriving *>calloc(HEADERS, sizeof(Arriving))
         self.mpi.under = <int *>calloc(size, sizeof(int))
         if self.mpi.left_at == NULL or self.mpi.arriving == NULL or self.mpi.under == NULL:
             raise MemoryError("no memory for a link")
@@ -161,7 +176,12 @@ cdef class MpiLink(MessageLink):
     def end(self) -> bool:
         """Release MPI's memory after `close`, once `advance` returns True. Return whether MPI uses
         none of it any more. A collective that some rank never enters does not end."""
-        self.ended = self.mpi.lingering == 0 and self.mpi.arriving.request == 0
+        if not self.ended:
+            with nogil:
+                pthread_mutex_lock(&self.net.lock)
+                end_headers(self.mpi)
+                pthread_mutex_unlock(&self.net.lock)
+            self.ended = self.mpi.lingering == 0 and self.mpi.headers == 0
         return self.ended
 
     def lost(self, int peer):

@@ -5,7 +5,7 @@ same MPI message. For others the header names their tag, and the receive that ma
 receives them in place. So MPI matches only senders, and a receive can be withdrawn until its
 message has arrived. A message of another kind than expected is found.
 
-Headers are probed for. Receives from any source, posted before, would save a copy at best, and
+Headers are probed for. Receives from any source, posted before, would save a copy of MPI's, and
 MPICH 5.0 over UCX loses the end of one whose message came before it. (The data are there.)
 """
 from libc.stdint cimport int64_t, uint64_t
@@ -35,7 +35,6 @@ cdef enum:
     POLL_US = 20
     QUESTIONS = 8               # unfinished requests that are tested before anything else is done
     POLLS_PER_LOOK = 2          # while requests are pending, headers are polled this rarely
-    HEADERS = 8                 # that one poll takes, at most
 
 
 cdef void init_mpi(Mpi *mpi) noexcept nogil:
@@ -215,43 +214,56 @@ cdef bint end_some(Mpi *mpi) noexcept nogil:
 
 cdef bint progress(Net *net) noexcept nogil:
     cdef Mpi *mpi = mpi_of(net)
-    cdef Arriving *arriving = mpi.arriving
-    cdef int _header, error = SUCCESS
     if not may_call(net):
         return False
     cdef bint moved = end_some(mpi)     # messages before the departure notice that follows them
     mpi.polls += 1
     if mpi.requests.next != &mpi.requests and mpi.polls % POLLS_PER_LOOK != 0:
         return moved
+    return take_headers(mpi) or moved
+
+
+cdef bint take_headers(Mpi *mpi) noexcept nogil:
+    """Take the headers that have come, in their order. Return whether there were any."""
+    cdef Arriving *oldest
+    cdef int _header, error = SUCCESS
+    cdef bint moved = False
+    find_header(mpi)
     for _header in range(HEADERS):
-        if arriving.request == 0 and not find_header(mpi):
+        oldest = &mpi.arriving[mpi.first]
+        if mpi.headers == 0 or not is_done(&oldest.request, &error):
             break
-        if not is_done(&arriving.request, &error):
-            break
-        arriving.request = 0
+        mpi.first = (mpi.first + 1) % HEADERS
+        mpi.headers -= 1
         if error != SUCCESS:
             mpi.error = error
             mark_dead(mpi)
             break
-        on_header(mpi, &arriving.header, arriving.data)
+        on_header(mpi, &oldest.header, oldest.data)
         moved = True
+        find_header(mpi)
     return moved
 
 
 cdef bint find_header(Mpi *mpi) noexcept nogil:
-    """Begin to receive the next header, if one has come."""
+    """Begin to receive the next header, if one has come and there is room."""
+    cdef Arriving *next_one = &mpi.arriving[(mpi.first + mpi.headers) % HEADERS]
     cdef char status[STATUS_BYTES]
     cdef Handle message = 0
-    cdef int found = 0
-    cdef int code = lib.probe(mpi.any_source, HEADER_TAG, mpi.comm, &found, &message, status)
+    cdef int found = 0, code
+    if mpi.headers == HEADERS or mpi.ended:
+        return False
+    code = lib.probe(mpi.any_source, HEADER_TAG, mpi.comm, &found, &message, status)
     if code == SUCCESS and found:
-        code = lib.imrecv(&mpi.arriving.header, sizeof(MpiHeader) + WITH_HEADER_BYTES, mpi.byte,
-                          &message, &mpi.arriving.request)
+        next_one.request = 0
+        code = lib.imrecv(&next_one.header, sizeof(MpiHeader) + WITH_HEADER_BYTES, mpi.byte,
+                          &message, &next_one.request)
     if code != SUCCESS:
-        mpi.arriving.request = 0
         mpi.error = code
         mark_dead(mpi)
-    return code == SUCCESS and found
+        return False
+    mpi.headers += found != 0
+    return found != 0
 
 
 # Sending
