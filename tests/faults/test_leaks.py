@@ -24,7 +24,9 @@ import cydist as dist
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "leaks.py"
 ALLOWED_KB = 4096  # that the process may gain in all
-ALLOWED_IN_MANY_CALLS_KB = 1024  # a process that makes no groups gains up to 320, one long array
+# A process that makes no groups gains up to 320, one long array; on busy cores up to 1450, however
+# many calls it makes.
+ALLOWED_IN_MANY_CALLS_KB = 2048
 WARM_UP = 500
 _spec = importlib.util.spec_from_file_location("leaks", PROGRAM)
 assert _spec is not None
