@@ -18,7 +18,7 @@ ctypedef struct MpiLibrary:     # in the order of NAMES in libmpi.pyx
     int (*issend)(const void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
     int (*irecv)(void *, int, Handle, int, int, Handle, Handle *) noexcept nogil
     int (*test)(Handle *, int *, char *) noexcept nogil
-    int (*probe)(int, int, Handle, int *, Handle *, char *) noexcept nogil
+    int (*improbe)(int, int, Handle, int *, Handle *, char *) noexcept nogil
     int (*imrecv)(void *, int, Handle, Handle *, Handle *) noexcept nogil
     int (*ibarrier)(Handle, Handle *) noexcept nogil
     int (*ibcast)(void *, int, Handle, int, Handle, Handle *) noexcept nogil

@@ -42,8 +42,8 @@ UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 EPILOG = """
 Run it as every rank of a job of torchrun, cydistrun, mpirun, srun or another launcher.
 Libraries of --vs: gloo (needs torch), mpi (needs mpi4py, and mpirun or srun as the launcher), and
-raw: TCP connections that only move bytes, as the limit of what tcp can reach: one between 2 ranks,
-or one for each rank to the next host, where hosts have as many ranks.
+raw: TCP connections that do nothing else: one polled between 2 ranks, the limit of what tcp can
+reach; or one for each rank to the next host, where hosts have as many ranks, for the bytes alone.
 "host sends" is what the busiest host sends to other hosts for a call, by the counters of its
 interfaces without loopback: other programs' bytes count, too.
 """

@@ -1,7 +1,8 @@
 """Peer "raw" on several hosts: TCP connections in a ring of hosts, which only move bytes.
 
-A collective between hosts can take no less time: each host sends the fewest bytes, from all its
-ranks at once, and none waits for data that it passes on, but for those of a broadcast.
+This is what TCP takes for the bytes of a collective: each host sends the fewest, from all its ranks
+at once, and none waits for data that it passes on, but for those of a broadcast. A library that has
+less under way may take less on a slow link.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from cydist.bench.peers import Bound
-from cydist.bench.raw_tcp import WRITE_BYTES, bytes_of, listen_on
+from cydist.bench.raw_tcp import WRITE_BYTES, RawSockets, bytes_of, listen_on
 
 Gather = Callable[[Any], list[Any]]
 
 
-class RawRing:
+class RawRing(RawSockets):
     """A library without results, for as many ranks on each host; see Library in peers.py.
 
     Rank k of each host sends to rank k of the next one, and receives from that of the one before;
@@ -55,7 +56,9 @@ class RawRing:
             )
         self._hosts, self._lanes = len(hosts), len(hosts[0])
         self._here = next(i for i, ranks in enumerate(hosts) if rank in ranks)
-        after = hosts[(self._here + 1) % self._hosts][hosts[self._here].index(rank)]
+        lane = hosts[self._here].index(rank)
+        after = hosts[(self._here + 1) % self._hosts][lane]
+        self._before = hosts[self._here - 1][lane]
         self._connect(after, address, all_gather)
         self.about = {"version": f"{self._lanes} TCP connections from host to host, bytes alone"}
 
@@ -115,18 +118,10 @@ class RawRing:
                     moved += (count := self._in.recv_into(into[got:]))
                     got += count
                     if count == 0:
-                        raise ConnectionError("the host before is gone")
+                        raise ConnectionError(f"rank {self._before} is gone")
             if not moved:
                 waiting = [self._in] if got < len(into) else []
                 select.select(waiting, [self._out] if sent < min(ready, len(out)) else [], [])
-
-    def begin(self, array: Any) -> Callable[[], object]:
-        """Raise NotImplementedError, since nothing runs in the background."""
-        raise NotImplementedError("raw sockets do nothing in the background")
-
-    def algorithm(self, op: str, nbytes: int) -> str:
-        """Return an empty string: there is no choice."""
-        return ""
 
     def close(self) -> None:
         """Close the connections."""

@@ -20,7 +20,19 @@ LOCAL = "127.0.0.1"
 WRITE_BYTES = 1 << 20  # of one write
 
 
-class RawTcp:
+class RawSockets:
+    """A library that only has sockets: no choices, and nothing in the background."""
+
+    def begin(self, array: Any) -> Callable[[], object]:
+        """Raise NotImplementedError, since nothing runs in the background."""
+        raise NotImplementedError("raw sockets do nothing in the background")
+
+    def algorithm(self, op: str, nbytes: int) -> str:
+        """Return an empty string: there is no choice."""
+        return ""
+
+
+class RawTcp(RawSockets):
     """A library for two ranks; see Library in peers.py. Raises ValueError for other numbers.
 
     Args:
@@ -121,14 +133,6 @@ class RawTcp:
     def barrier(self) -> None:
         """Exchange a byte each way."""
         self._move(memoryview(b"\0"), memoryview(bytearray(1)))
-
-    def begin(self, array: Any) -> Callable[[], object]:
-        """Raise NotImplementedError, since nothing runs in the background."""
-        raise NotImplementedError("raw sockets do nothing in the background")
-
-    def algorithm(self, op: str, nbytes: int) -> str:
-        """Return an empty string: there is no choice."""
-        return ""
 
     def close(self) -> None:
         """Close the connection."""

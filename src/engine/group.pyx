@@ -645,13 +645,11 @@ cdef int run_paced(Comm *t, Call *c, const Choice *choice, Pace *pace,
     patiently(c)
     told = c[0]
     told.collective = BROADCAST
-    told.adaptive = False
     told.root = 0
     told.inputs = &word
     told.outputs = &word
     status = broadcast.run(t, &told)
     told.collective = collective
-    told.adaptive = c.adaptive
     told.root = c.root
     told.inputs = c.inputs
     told.outputs = c.outputs

@@ -78,7 +78,7 @@ def test_a_raw_connection_between_two_hosts(tmp_path: Path) -> None:
 
 
 def test_raw_connections_from_host_to_host(tmp_path: Path) -> None:
-    """Of several ranks each has one, and moves its share of the bytes. A barrier has none."""
+    """Each of several ranks has one, and moves its share of the bytes. A barrier has none."""
     nbytes = 1 << 20
     _, (reduced, barrier) = job_of_two_hosts(tmp_path, [0, 1, 0, 1], nbytes, "--vs", "raw")
     assert reduced["participants"]["raw"]["rounds"]

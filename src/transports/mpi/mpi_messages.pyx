@@ -5,7 +5,7 @@ same MPI message. For others the header names their tag, and the receive that ma
 receives them in place. So MPI matches only senders, and a receive can be withdrawn until its
 message has arrived. A message of another kind than expected is found.
 
-Headers are probed for. Receives from any source, posted before, would save a copy of MPI's, and
+Headers are probed for. Receives from any source, posted before, would save MPI a copy, and
 MPICH 5.0 over UCX loses the end of one whose message came before it. (The data are there.)
 """
 from libc.stdint cimport int64_t, uint64_t
@@ -253,7 +253,7 @@ cdef bint find_header(Mpi *mpi) noexcept nogil:
     cdef int found = 0, code
     if mpi.headers == HEADERS or mpi.ended:
         return False
-    code = lib.probe(mpi.any_source, HEADER_TAG, mpi.comm, &found, &message, status)
+    code = lib.improbe(mpi.any_source, HEADER_TAG, mpi.comm, &found, &message, status)
     if code == SUCCESS and found:
         next_one.request = 0
         code = lib.imrecv(&next_one.header, sizeof(MpiHeader) + WITH_HEADER_BYTES, mpi.byte,
