@@ -51,7 +51,7 @@ def run(directory: Path, transport: str, failpoints: dict[int, list[str]], ranks
         pytest.param("tcp", {2: ["send.mid:kill:5"]}, id="one"),
         pytest.param("tcp", {0: ["recv.mid:kill:7"]}, id="rank0-and-the-store"),
         pytest.param("shm", {1: ["enter:kill:4"], 3: ["enter:kill:4"]}, id="two-at-once"),
-        pytest.param("tcp", {1: ["enter:kill:4"], 2: ["", "wait:kill"]}, id="one-while-agreeing"),
+        pytest.param("tcp", {1: ["enter:kill:4"], 2: ["", "post:kill:5"]}, id="one-while-agreeing"),
         pytest.param("shm", {3: ["enter:kill:4"], 0: ["", "enter:kill"]}, id="one-in-the-barrier"),
         pytest.param("tcp", {2: ["enter:kill:4"], 0: ["", "enter:kill:2"]}, id="one-right-after"),
     ],

@@ -37,8 +37,9 @@ def interrupted_at(point: int, call: Callable[[], Any], kind: type[BaseException
         call()
     except kind:
         return True
-    except KeyError as error:
-        # CPython's Thread.start raises it in place of what is raised once its thread has ended.
+    except (KeyError, RuntimeError) as error:
+        # CPython's Thread.start raises one in place of what is raised once its thread has ended,
+        # the other while it has let go of the lock with which it waits for its thread to begin.
         if not isinstance(error.__context__, kind):
             raise
         return True
