@@ -75,6 +75,9 @@ cdef int poll_now(ControlPlane *n, Comm *t) noexcept nogil
 # A call begins. OK, or the Status that ends it because the group has failed.
 cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil
 
+# A call has ended well. OK, or the Status that failed the group: a peer was in another call.
+cdef int look_back(ControlPlane *n, Comm *t, const Call *c) noexcept nogil
+
 # No further call begins. Return the last one, or zero, and OK, or the Status that failed the group.
 cdef int end_calls(ControlPlane *n, Comm *t, Fingerprint *last) noexcept nogil
 

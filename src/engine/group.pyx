@@ -33,7 +33,7 @@ from cydist._native.kernels cimport OP_PREMUL_SUM, reduction
 from cydist._native.pace cimport Pace, bytes_to_pace, note_exchange, paced_segment
 from cydist._native.control_plane cimport (
     CALL_BYTES, ControlMessage, close_control_plane, begin_call, broadcast_failure, poll_now,
-    end_calls, failure_message,
+    end_calls, failure_message, look_back,
     failure_message_of, open_control_plane, record_failure,
 )
 from cydist._native.call_queue cimport CallQueue, CallRecord
@@ -618,6 +618,8 @@ cdef class Group:
                 status = run_paced(&self.comm, c, choice, &self.pace, self.tell)
             else:
                 status = choice.entry.run(&self.comm, c)
+        if status == OK:
+            status = look_back(&self.control_plane, &self.comm, c)
         if status != OK and status != CLOSED:
             patiently(c)
             message = failure_message_of(c, status, self.comm.rank)

@@ -284,6 +284,34 @@ def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh, row, odd):
     assert group.each(body) == ["mismatch"] * group.size
 
 
+@pytest.mark.parametrize(("called", "of_odd", "root"), [
+    ("broadcast", "reduce", 0),
+    ("reduce", "broadcast", 3),
+], ids=["broadcast-reduce", "reduce-broadcast"])  # fmt: skip
+@pytest.mark.parametrize("name", ["leaders", "lanes"])
+def test_two_hosts_that_only_sent_find_it_in_the_next_barrier(fresh, called, of_odd, root, name):
+    """Neither received in the calls that differ, so both calls ended."""
+    group = fresh("3+1")
+    cases = {each: Case(each, group.size, 1000, root=root) for each in (called, of_odd)}
+    barrier = Case("barrier", group.size, 0)
+    calls = {}
+
+    def body(rank):
+        calls[rank] = of_odd if rank == 3 else called
+        try:
+            cases[calls[rank]].run(group.groups[rank], rank, name, 1, TINY, 20.0)
+            calls[rank] = "barrier"
+            barrier.run(group.groups[rank], rank, "leaders", 2, TINY, 20.0)
+            if rank in (1, 2):  # beside the leader, which may let them go before it finds it
+                barrier.run(group.groups[rank], rank, "leaders", 3, TINY, 20.0)
+        except _native.CallError as error:
+            return error.status
+        return "ok"
+
+    assert group.each(body) == ["mismatch"] * group.size
+    assert calls[0] == calls[3] == "barrier"
+
+
 @pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
 def test_another_number_of_segments_is_a_mismatch_on_all(fresh, collective, odd):

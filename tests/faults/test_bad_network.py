@@ -153,11 +153,18 @@ def test_cut_at_every_byte(reset: bool) -> None:
 
 def test_a_mismatch_whose_messages_come_late(pair: Pair) -> None:
     """Both ranks send to the other one, each with itself in mind as no root, and are done before
-    anything arrives; so is the sum that follows. Both learn of it at the latest when they end."""
+    anything arrives. The next call finds it, since its messages come after those."""
     assert pair.all_reduce() == ["ok", "ok"]
     pair.faults.delay = 0.1
     assert pair.gather([1, 0]) == ["ok", "ok"]
+    assert pair.all_reduce() == ["mismatch", "mismatch"]
+
+
+def test_a_mismatch_in_the_last_call(pair: Pair) -> None:
+    """The same without a next call: both learn of it when they end."""
     assert pair.all_reduce() == ["ok", "ok"]
+    pair.faults.delay = 0.1
+    assert pair.gather([1, 0]) == ["ok", "ok"]
     assert pair.compare_last() == ["mismatch", "mismatch"]
 
 
