@@ -111,6 +111,11 @@ cdef inline Reduction prepared(const Reduction *op) noexcept nogil:
     return inner
 
 
+# Return whether what a rank contributes is the sum of its host: it is alone there.
+cdef inline bint is_host_sum(const Hosts *h, const Reduction *op) noexcept nogil:
+    return h.local.comm.size == 1 and op.prepare == NULL
+
+
 # Free memory that a call has used, unless a rank may still read or write there.
 cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil
 

@@ -128,7 +128,7 @@ cdef int climb(Comm *t, Call *c, const TreePosition *place, size_t segment, Bloc
     cdef char *sums = buffers + 2 * segment * children
     cdef Request receives[2 * RANK_BITS]
     cdef Request sends[2]
-    cdef Block part
+    cdef Block part, own
     cdef size_t i, bank
     cdef int child, status = OK
     for child in range(2 * RANK_BITS):
@@ -150,10 +150,13 @@ cdef int climb(Comm *t, Call *c, const TreePosition *place, size_t segment, Bloc
             if status != OK:
                 break
             part = segment_of(result, i - 1, segment)
+            own = segment_of(c.inputs[0], i - 1, segment)
             if place.parent >= 0:
                 part.ptr = sums + bank * segment
-            add_up(c, segment_of(c.inputs[0], i - 1, segment), part,
-                   buffers + bank * children * segment, children, segment)
+            if place.parent >= 0 and children == 0 and c.op.prepare == NULL:
+                part = own
+            else:
+                add_up(c, own, part, buffers + bank * children * segment, children, segment)
             if place.parent >= 0:
                 post_send(t, c, &sends[bank], part.ptr, part.nbytes, place.parent, <int>i - 1)
             else:

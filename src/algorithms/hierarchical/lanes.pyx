@@ -6,7 +6,8 @@
 
 h is the number of hosts: each byte crosses once for each host that needs it, wherever the ranks
 are placed. Lane k is the k-th rank of every host; there are as many as the host with the fewest
-ranks has, and further ranks are in none. An array is cut into a block for each lane; lane_rings.pyx
+ranks has, and further ranks are in none. Where that is one, a reduce and a broadcast go by leaders,
+whose root is its host's leader. An array is cut into a block for each lane; lane_rings.pyx
 has the collectives of a block for each rank. Best for long calls, where one rank alone does not
 keep the wire busy. Partial sums of hosts travel in the array's dtype, and round once for each host;
 reductions must commute.
@@ -32,9 +33,10 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, agree_on_segment, call_like, free_scratch, gather_here, hosts_of,
+    Hosts, across_at, agree_on_segment, call_like, free_scratch, gather_here, hosts_of, is_host_sum,
     prepared, reduce_here, run_part,
 )
+from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
 from cydist._native.pace cimport bytes_to_pace, note_exchange
 from cydist._native.pipeline cimport block_of
 
@@ -60,17 +62,18 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Reduction finishing = prepared(c.op)
     cdef size_t paced = bytes_to_pace(&h.pace, t, c, ALL_REDUCE), segment
     cdef int64_t began
+    cdef bint alone = is_host_sum(h, c.op)
     cdef Call inner
     cdef int status = NO_MEMORY
     patiently(c)
     if given != NULL and sums != NULL:
-        status = reduce_here(t, c, given, &sums[place], nbytes)
+        status = OK if alone else reduce_here(t, c, given, &sums[place], nbytes)
     if status == OK:
         status = agree_on_segment(t, c, paced, &segment)
     if status == OK and place < h.lanes:
         inner = call_like(c)
         inner.op = &finishing
-        inner.inputs = &sums[place]
+        inner.inputs = &given[place] if alone else &sums[place]
         inner.outputs = &sums[place]
         inner.segment_bytes = segment
         began = now_ns()
@@ -88,9 +91,12 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank
     cdef bint here = h.host[c.root] == h.here
-    cdef Block *blocks = cut(h, c.outputs[0], 1)
+    cdef Block *blocks
     cdef Call inner
     cdef int status = OK
+    if h.lanes == 1:
+        return broadcast_by_leaders(t, c)
+    blocks = cut(h, c.outputs[0], 1)
     if blocks == NULL:
         return NO_MEMORY
     patiently(c)
@@ -115,10 +121,13 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank
-    cdef Block *given = cut(h, c.inputs[0], c.op.itemsize)
+    cdef Block *given
     cdef char *memory = NULL
     cdef Block own
     cdef int status = NO_MEMORY
+    if h.lanes == 1:
+        return reduce_by_leaders(t, c)
+    given = cut(h, c.inputs[0], c.op.itemsize)
     patiently(c)
     if given != NULL:
         own.nbytes = given[place].nbytes

@@ -35,7 +35,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, call_like, free_scratch, hosts_of, member_at, members_on,
+    Hosts, across_at, call_like, free_scratch, hosts_of, is_host_sum, member_at, members_on,
     prepared, run_part, unfinished,
 )
 from cydist._native.pipeline cimport complete, copy, exchange, post_send, total
@@ -80,14 +80,16 @@ cdef int collect(Comm *t, Call *c, const Block *own, const Block *result) noexce
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef Reduction sums = prepared(c.op)
+    cdef bint alone = is_host_sum(h, c.op)
     cdef Call inner
-    cdef int status
+    cdef int status = OK
     patiently(c)
-    status = collect(t, c, c.inputs, c.outputs)
+    if not alone:
+        status = collect(t, c, c.inputs, c.outputs)
     if status == OK and h.local.comm.rank == 0:
         inner = call_like(c)
         inner.op = &sums
-        inner.inputs = c.outputs
+        inner.inputs = c.inputs if alone else c.outputs
         inner.outputs = c.outputs
         status = run_part(across_at(t, 0, -1), c, &inner, ALL_REDUCE, c.outputs[0].nbytes)
     return share(t, c, c.outputs[0]) if status == OK else status
@@ -96,26 +98,28 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef bint leads = h.local.comm.rank == leader_place(h, c.root)
+    cdef bint alone = is_host_sum(h, c.op)
     cdef Reduction sums = prepared(c.op)
     cdef Block sum = c.inputs[0]
     cdef char *memory = NULL
     cdef Call inner
-    cdef int status
+    cdef int status = OK
     patiently(c)
-    if t.rank == c.root:
+    if not alone and t.rank == c.root:
         sum = c.outputs[0]
-    elif leads:
+    elif not alone and leads:
         memory = <char *>malloc(sum.nbytes)
         sum.ptr = memory
         if memory == NULL:
             return NO_MEMORY
-    status = collect(t, c, c.inputs, &sum)
+    if not alone:
+        status = collect(t, c, c.inputs, &sum)
     if status == OK and leads:
         inner = call_like(c)
         inner.op = &sums
         inner.root = h.host[c.root]
         inner.inputs = &sum
-        inner.outputs = &sum if t.rank == c.root else NULL
+        inner.outputs = c.outputs if t.rank == c.root else NULL
         status = run_part(across_at(t, 0, c.root), c, &inner, REDUCE, sum.nbytes)
     free_scratch(t, c, memory)
     return status
