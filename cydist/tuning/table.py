@@ -83,7 +83,7 @@ class Rule(NamedTuple):
         least_ranks, most_ranks, power_of_two: Of the group.
         library: The required name of the library below; "": any.
         between_hosts: Only where each rank is on a host of its own, as those that a hierarchical
-            algorithm lets talk between hosts.
+            algorithm lets talk between hosts; False: only elsewhere; None: anywhere.
         constant: Why `python -m cydist.bench --tune` does not measure it; "": it does.
     """
 
@@ -95,7 +95,7 @@ class Rule(NamedTuple):
     most_ranks: int | None = None
     power_of_two: bool = False
     library: str = ""
-    between_hosts: bool = False
+    between_hosts: bool | None = None
     constant: str = ""
 
     def fits(
@@ -104,7 +104,7 @@ class Rule(NamedTuple):
         """Return whether a call of at most 2**size_class bytes is within the limits."""
         return (
             self.library in ("", library)
-            and (between_hosts or not self.between_hosts)
+            and self.between_hosts in (None, between_hosts)
             and 1 << size_class > self.above_bytes
             and (self.most_bytes is None or 1 << size_class <= self.most_bytes)
             and self.least_ranks <= ranks
@@ -163,6 +163,24 @@ OURS_IN_OPEN_MPI = (
     ours_in_open_mpi("broadcast", "tree", 64 * KiB, least_ranks=3),
     ours_in_open_mpi("all_gather", "bruck", 64 * KiB, least_ranks=3),
     ours_in_open_mpi("all_to_all", "pairwise", least_ranks=3),
+)
+not_between_hosts = partial(Rule, between_hosts=False, constant=THE_LIBRARYS)
+# Where each rank has a host of its own, the library takes a further message for each call, too,
+# and it crosses the network. With two to four hosts that were namespaces on two cores, cydist's
+# took 0.1 to 0.6 of the time of both libraries for a broadcast and a reduce up to 32 KiB, 0.4 to
+# 0.8 for an all_reduce up to 32 KiB and 0.3 to 1.25 for a reduce_scatter, mostly below 0.8. For an
+# all_gather and an all_to_all on three and four hosts they took 0.5 to 1.0 up to 64 KiB. A longer
+# all_gather took 0.8 to 0.9 with Open MPI and 1.1 to 1.6 with MPICH, a longer broadcast 0.75 to
+# 1.3 and 0.9 to 1.2. Two ranks that only move data have one message each way in the library's too.
+between_hosts_only = partial(Rule, between_hosts=True, constant=THE_LIBRARYS)
+LIBRARIES_BETWEEN_HOSTS = (
+    between_hosts_only("broadcast", "native", above_bytes=32 * KiB),
+    between_hosts_only("all_gather", "native", most_ranks=2),
+    between_hosts_only("all_gather", "native", above_bytes=64 * KiB),
+    between_hosts_only("all_to_all", "native", most_ranks=2),
+    between_hosts_only(
+        "all_reduce", "native", MOST_OF_LIBRARIES["all_reduce"], above_bytes=32 * KiB, least_ranks=3
+    ),
 )
 
 # Where some ranks share a host, one of them talks to the other hosts for all up to this many bytes;
@@ -263,13 +281,14 @@ TABLE = (
     ),
     *OURS_IN_OPEN_MPI,
     *(
-        Rule(each, "native", MOST_OF_LIBRARIES.get(each), least_ranks=3, constant=THE_LIBRARYS)
+        not_between_hosts(each, "native", MOST_OF_LIBRARIES.get(each), least_ranks=3)
         for each in IN_LIBRARIES
     ),
     *(
-        Rule(each, "native", MOST_OF_LIBRARIES.get(each), above_bytes=ours, constant=THE_LIBRARYS)
+        not_between_hosts(each, "native", MOST_OF_LIBRARIES.get(each), above_bytes=ours)
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
+    *LIBRARIES_BETWEEN_HOSTS,
     # A tree's root sends the array to several hosts. On three hosts of two ranks a ring took 0.6 to
     # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit; on three and four of
     # one rank 0.7 to 0.9, and 1.1 to 1.7, where all hosts shared two cores. Two segments do not

@@ -32,10 +32,14 @@ def environment(monkeypatch):
     return change
 
 
-def chosen(collective, nbytes, ranks, *, windows=False, even=True, commutative=True, library=""):
+def chosen(
+    collective, nbytes, ranks, *, windows=False, even=True, commutative=True, library="",
+    placement="",
+):  # fmt: skip
     return tuning_table.choose(
-        collective, nbytes, ranks, windows, even=even, commutative=commutative, library=library
-    )
+        collective, nbytes, ranks, windows, even=even, commutative=commutative, library=library,
+        placement=placement,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("deterministic", ["0", "1"], ids=["free", "deterministic"])
@@ -246,6 +250,35 @@ def test_a_library_serves_what_it_does_faster(environment, collective, nbytes, r
 def test_a_library_can_have_rows_of_its_own(environment, collective, nbytes, ranks, expected):
     """MPICH leaves short calls of a few ranks to ours; where a root hears nobody it does not."""
     assert chosen(collective, nbytes, ranks, library="MPICH") == expected
+
+
+@pytest.mark.parametrize("library", ["Open MPI", "MPICH"])
+@pytest.mark.parametrize(
+    ("collective", "nbytes", "ranks", "expected"),
+    [
+        ("all_reduce", 8, 3, "doubling"),
+        ("all_reduce", 32768, 64, "doubling"),
+        ("all_reduce", 1 << 19, 2, "halving_doubling"),
+        ("reduce_scatter", 8, 2, "pairwise"),
+        ("reduce_scatter", 4096, 9, "bruck"),
+        ("broadcast", 8, 2, "tree"),
+        ("broadcast", 32768, 8, "tree"),
+        ("broadcast", 32769, 2, "native"),
+        ("all_gather", 8, 2, "native"),
+        ("all_gather", 8, 3, "bruck"),
+        ("all_gather", 65537, 3, "native"),
+        ("all_to_all", 8, 2, "native"),
+        ("all_to_all", 65536, 4, "pairwise"),
+        ("barrier", 0, 3, "dissemination"),
+        ("reduce", 8, 2, "tree"),
+    ],
+)
+def test_between_hosts_short_calls_are_ours(
+    environment, collective, nbytes, ranks, expected, library
+):
+    """A library's call takes a message more. Two ranks that move data have it in one."""
+    placed = {"library": library, "placement": f"{ranks}x1"}
+    assert chosen(collective, nbytes, ranks, **placed) == expected
 
 
 def test_a_library_may_serve_unless_a_setting_demands_ours(environment):

@@ -103,14 +103,15 @@ def said_over_mpi(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["2+2", *more("3+1")])
+@pytest.mark.parametrize("placement", ["2+2", "1+1+1", *more("3+1")])
 def test_random_calls_over_mpi_give_every_bit(
     mpi: Mpi, hosts: list[Host], tmp_path: Path, placement: str
 ) -> None:
     """With memory inside a host, and MPI's messages between."""
     program: list[object] = ["tests/programs/random_calls.py", 2, 500]
     meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT)}
-    assert said_over_mpi(mpi, hosts, placement, program, tmp_path, meeting) == ["ok"] * 4
+    lines = said_over_mpi(mpi, hosts, placement, program, tmp_path, meeting)
+    assert lines == ["ok"] * len(PLACEMENTS[placement])
 
 
 @pytest.mark.slow
@@ -130,15 +131,16 @@ def test_ranks_on_hosts_meet_over_mpi(mpi: Mpi, hosts: list[Host], tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("placement", ["2+2", "1+1+1"])
 def test_a_different_call_over_mpi_is_a_mismatch_on_all(
-    mpi: Mpi, hosts: list[Host], tmp_path: Path
+    mpi: Mpi, hosts: list[Host], tmp_path: Path, placement: str
 ) -> None:
     """As over TCP."""
     program: list[object] = ["tests/programs/differing_calls.py", 800]
     meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT)}
-    lines = said_over_mpi(mpi, hosts, "2+2", program, tmp_path, meeting)
+    lines = said_over_mpi(mpi, hosts, placement, program, tmp_path, meeting)
     said = [json.loads(line) for line in lines]
-    assert len(said) == 4
+    assert len(said) == len(PLACEMENTS[placement])
     ends = {case: [each[case] for each in said] for case in said[0]}
     assert {case: end for case, end in ends.items() if {*end} != {"MismatchError"}} == {}
 

@@ -641,7 +641,7 @@ class HostGroup(ProcessGroup):
                     library=library,
                     hosts=native.hosts,
                     consecutive=native.consecutive,
-                    placement=placement,
+                    placement=self.placement,
                 )  # fmt: skip
                 keeps = known and self.fast_calls and nbytes <= WHOLE_BYTES
             else:
