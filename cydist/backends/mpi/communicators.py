@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 
 from cydist.executor import THREADS
@@ -26,10 +25,12 @@ class Communicators:
         made: Communicators of groups in use.
         leaked: Communicators of failed or shrunk groups, which are never freed.
         begun: One event per communicator that MPI is making; abandoned ones stay.
+        refusal: Why MPI made none, the last time.
     """
 
     made = 0
     leaked = 0
+    refusal = ""
     begun: ClassVar[list[threading.Event]] = []
 
     @classmethod
@@ -45,8 +46,8 @@ class Communicators:
 
     @classmethod
     def create(cls, MPI: Any, make: Callable[[], Any]) -> Iterator[Any]:
-        """Yield None until MPI has made a communicator with `make`, then yield it. If MPI has no
-        more communicators, yield nothing more.
+        """Yield None until MPI has made a communicator with `make`, then yield it. If MPI cannot,
+        mostly because it has no more, yield nothing more.
 
         Call this when all members have come. If one fails now, the others may hang in MPI, without
         a deadline or Ctrl-C. So a thread of its own waits for MPI.
@@ -54,8 +55,10 @@ class Communicators:
         over, found = threading.Event(), []
 
         def begin() -> None:
-            with suppress(MPI.Exception):  # on all members
+            try:
                 found.append(make())
+            except MPI.Exception as error:  # on all members, where there are no more
+                cls.refusal = " ".join(error.Get_error_string().split())
             over.set()
 
         cls.begun.append(over)

@@ -109,8 +109,9 @@ def _communicator(MPI: Any, world_ranks: Sequence[int], options: BackendOptions)
                 "MPI makes their communicator: one of them has failed since"
             )
     raise DistBackendError(
-        "backend 'mpi': MPI has run out of communicators (MPICH has about 2,000 for a process): "
-        "destroy groups that are no longer used"
+        f"backend 'mpi': MPI makes no communicator for the job: {Communicators.refusal}. If it has "
+        "run out of them (MPICH has about 2,000 for a process), destroy groups that are no longer "
+        "used"
     )
 
 
