@@ -224,7 +224,9 @@ cdef bint progress(Net *net) noexcept nogil:
 
 
 cdef bint take_headers(Mpi *mpi) noexcept nogil:
-    """Take the headers that have come, in their order. Return whether there were any."""
+    """Take the next header that has come, behind those that are being received. Return whether
+    there were any. No further one is probed for: each probe costs system calls, and what the
+    caller waits for may have come."""
     cdef Arriving *oldest
     cdef int _header, error = SUCCESS
     cdef bint moved = False
@@ -241,7 +243,6 @@ cdef bint take_headers(Mpi *mpi) noexcept nogil:
             break
         on_header(mpi, &oldest.header, oldest.data)
         moved = True
-        find_header(mpi)
     return moved
 
 
