@@ -12,7 +12,6 @@ from cydist._native import CallRecord
 from cydist.backends.host.chunking import true_on_all_ranks
 from cydist.backends.host.endpoint import DRAIN_SECONDS, Endpoint
 from cydist.backends.host.group import HostGroup
-from cydist.backends.host.shm_setup import transport
 from cydist.backends.host.work import UNSENT_TAG
 from cydist.backends.mpi.communicators import Communicators, of_some
 from cydist.backends.mpi.datatypes import REDUCTIONS, datatypes
@@ -35,7 +34,9 @@ class MpiGroup(HostGroup):
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
         self.library = self._endpoint.MPI.get_vendor()[0]
-        if transport() == "mpi":  # all is left to MPI, on whatever hosts
+        # Ranks of one host that share no memory are not between hosts. All ranks know the names,
+        # and each its own CYDIST_TRANSPORT.
+        if not self.native.hosts and len({*map(self._endpoint.host_of, peers)}) < len(peers):
             self.placement = ""
         self.fast_messages = self.fast_messages and not self._endpoint.threads.main_only
         if not self._endpoint.threads.concurrent:
