@@ -1,4 +1,4 @@
-"""What other hierarchical algorithms do by leaders where a host has one rank."""
+"""Calls that other hierarchical algorithms leave to leaders where a host has one rank."""
 
 from cydist._native.abi cimport Call, Comm
 

@@ -164,7 +164,6 @@ OURS_IN_OPEN_MPI = (
     ours_in_open_mpi("all_gather", "bruck", 64 * KiB, least_ranks=3),
     ours_in_open_mpi("all_to_all", "pairwise", least_ranks=3),
 )
-not_between_hosts = partial(Rule, between_hosts=False, constant=THE_LIBRARYS)
 # Where each rank has a host of its own, the library takes a further message for each call, too,
 # and it crosses the network. With two to four hosts that were namespaces on two cores, cydist's
 # took 0.1 to 0.6 of the time of both libraries for a broadcast and a reduce up to 32 KiB, 0.4 to
@@ -172,6 +171,7 @@ not_between_hosts = partial(Rule, between_hosts=False, constant=THE_LIBRARYS)
 # all_gather and an all_to_all on three and four hosts they took 0.5 to 1.0 up to 64 KiB. A longer
 # all_gather took 0.8 to 0.9 with Open MPI and 1.1 to 1.6 with MPICH, a longer broadcast 0.75 to
 # 1.3 and 0.9 to 1.2. Two ranks that only move data have one message each way in the library's too.
+not_between_hosts = partial(Rule, between_hosts=False, constant=THE_LIBRARYS)
 between_hosts_only = partial(Rule, between_hosts=True, constant=THE_LIBRARYS)
 LIBRARIES_BETWEEN_HOSTS = (
     between_hosts_only("broadcast", "native", above_bytes=32 * KiB),

@@ -16,6 +16,7 @@ from cydist.backends.host.directory import (
     name_of_links,
     partition_of,
 )
+from cydist.backends.host.shm_setup import transport
 from cydist.backends.mpi.runtime import move_on
 from cydist.errors import AuthenticationError, DistNetworkError, RendezvousError, counted
 from cydist.rendezvous import launcher_env
@@ -79,18 +80,18 @@ def domains_of(
     return decode_partition(told, len(ranks))
 
 
-def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str]]:
-    """Return each group rank's rank in COMM_WORLD and its host's name. All ranks have come when
-    this returns."""
+def exchange_places(MPI: Any, options: BackendOptions) -> tuple[list[int], list[str], list[bool]]:
+    """Return each group rank's rank in COMM_WORLD, its host's name, and whether its
+    CYDIST_TRANSPORT is "mpi". All ranks have come when this returns."""
     world, store = MPI.COMM_WORLD, options.store
     rank, size = options.group_rank, options.group_size
     if size == 1:
-        return [world.Get_rank()], [socket.gethostname()]
+        return [world.Get_rank()], [socket.gethostname()], [transport() == "mpi"]
     if world.Get_size() == 1 and launcher_env.under_mpi():
         launcher_env.check_mpi_agrees(0, 1)
-    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {this_host()}")
+    store.set(f"mpi/{rank}", f"{world.Get_rank()} {world.Get_size()} {transport()} {this_host()}")
     words = store.multi_get([f"mpi/{peer}" for peer in range(size)])
-    said = [text.decode().split() for text in words]
+    said = [text.decode().split(maxsplit=3) for text in words]
     world_ranks, sizes = [int(each[0]) for each in said], [int(each[1]) for each in said]
     if all(count == 1 for count in sizes):
         raise RendezvousError(
@@ -105,4 +106,5 @@ def world_ranks_and_hosts(MPI: Any, options: BackendOptions) -> tuple[list[int],
             f"By rank, their rank in MPI's COMM_WORLD is {world_ranks} and its size is {sizes}: "
             f"start all of them by one `mpirun -n {size}`, or use backend 'tcp'"
         )
-    return world_ranks, [each[2].partition("/")[0] for each in said]
+    hosts = [each[3].partition("/")[0] for each in said]
+    return world_ranks, hosts, [each[2] == "mpi" for each in said]

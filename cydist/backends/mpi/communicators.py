@@ -25,12 +25,10 @@ class Communicators:
         made: Communicators of groups in use.
         leaked: Communicators of failed or shrunk groups, which are never freed.
         begun: One event per communicator that MPI is making; abandoned ones stay.
-        refusal: Why MPI made none, the last time.
     """
 
     made = 0
     leaked = 0
-    refusal = ""
     begun: ClassVar[list[threading.Event]] = []
 
     @classmethod
@@ -46,19 +44,19 @@ class Communicators:
 
     @classmethod
     def create(cls, MPI: Any, make: Callable[[], Any]) -> Iterator[Any]:
-        """Yield None until MPI has made a communicator with `make`, then yield it. If MPI cannot,
-        mostly because it has no more, yield nothing more.
+        """Yield None until MPI has made a communicator with `make`, then yield it. Raises its
+        exception if it makes none, mostly because it has no more.
 
         Call this when all members have come. If one fails now, the others may hang in MPI, without
         a deadline or Ctrl-C. So a thread of its own waits for MPI.
         """
-        over, found = threading.Event(), []
+        over, found, refused = threading.Event(), [], []
 
         def begin() -> None:
             try:
                 found.append(make())
             except MPI.Exception as error:  # on all members, where there are no more
-                cls.refusal = " ".join(error.Get_error_string().split())
+                refused.append(error)
             over.set()
 
         cls.begun.append(over)
@@ -66,9 +64,10 @@ class Communicators:
         while not over.wait(LOOK_SECONDS):
             yield None
         cls.begun.remove(over)
-        for made in found:
-            made.Set_errhandler(MPI.ERRORS_RETURN)
-            yield made
+        if refused:
+            raise refused[0]
+        found[0].Set_errhandler(MPI.ERRORS_RETURN)
+        yield found[0]
 
 
 def payload_tags(MPI: Any) -> int:

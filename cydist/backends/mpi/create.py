@@ -14,8 +14,8 @@ from cydist.backends.host.shm_setup import offer, share_memory, transport_of
 from cydist.backends.mpi.bootstrap import (
     check_in_before_mpi,
     domains_of,
+    exchange_places,
     reports_of,
-    world_ranks_and_hosts,
 )
 from cydist.backends.mpi.communicators import Communicators, of_some, payload_tags
 from cydist.backends.mpi.datatypes import use_reductions
@@ -53,7 +53,7 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
     _log.debug(
         "%s, level of threads %d", MPI.Get_library_version()[:60].strip(), MPI.Query_thread()
     )
-    world_ranks, hosts = world_ranks_and_hosts(MPI, options)
+    world_ranks, hosts, by_mpi = exchange_places(MPI, options)
     comm = _communicator(MPI, world_ranks, options)
     messages = _native.MpiLink(
         options.group_rank,
@@ -72,10 +72,10 @@ def create(options: BackendOptions, pg_options: object = None) -> ProcessGroup:
         link = share_memory(store, messages, domains, options.global_ranks_in_group, "mpi")
         reports = reports_of(options)
     except BaseException:  # the others wait for its end
-        MpiEndpoint(MPI, comm, link, messages, hosts).share().release()
+        MpiEndpoint(MPI, comm, link, messages, hosts, by_mpi).share().release()
         raise
     return MpiGroup(
-        MpiEndpoint(MPI, comm, link, messages, hosts, reports, domains),
+        MpiEndpoint(MPI, comm, link, messages, hosts, by_mpi, reports, domains),
         options.group_rank,
         range(options.group_size),
         timeout=options.timeout,
@@ -100,19 +100,22 @@ def _communicator(MPI: Any, world_ranks: Sequence[int], options: BackendOptions)
         made = make()
         made.Set_errhandler(MPI.ERRORS_RETURN)
         return made
-    for made in Communicators.create(MPI, make):
-        if made is not None:
-            return made
-        if time.monotonic() >= deadline:
-            raise RendezvousError(
-                f"backend 'mpi': timeout after {options.timeout:.3g} s: all ranks have come, and "
-                "MPI makes their communicator: one of them has failed since"
-            )
-    raise DistBackendError(
-        f"backend 'mpi': MPI makes no communicator for the job: {Communicators.refusal}. If it has "
-        "run out of them (MPICH has about 2,000 for a process), destroy groups that are no longer "
-        "used"
-    )
+    creation = Communicators.create(MPI, make)
+    try:
+        while (made := next(creation)) is None:
+            if time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"backend 'mpi': timeout after {options.timeout:.3g} s: all ranks have come, "
+                    "and MPI makes their communicator: one of them has failed since"
+                )
+    except MPI.Exception as error:
+        words = " ".join(error.Get_error_string().split())
+        raise DistBackendError(
+            f"backend 'mpi': MPI makes no communicator of the job on rank {options.group_rank}: "
+            f"{words}. If it has run out of them (MPICH has about 2,000 for a process), destroy "
+            "groups that are no longer used"
+        ) from error
+    return made
 
 
 @cache

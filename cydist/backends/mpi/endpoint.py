@@ -36,17 +36,20 @@ class MpiEndpoint(Endpoint):
         messages: The link over the communicator, or the part that carries its messages.
         reports: Sockets to query late ranks; None: late ranks are not queried.
         hosts: The name of each rank's host.
+        by_mpi: For each rank whether its CYDIST_TRANSPORT leaves all to MPI.
         domains: For each rank the lowest one with which it may share memory.
     """
 
     def __init__(
         self, MPI: Any, comm: Any, link: _native.Link, messages: _native.MpiLink,
-        hosts: Sequence[str], reports: Connections | None = None, domains: Sequence[int] = (),
+        hosts: Sequence[str], by_mpi: Sequence[bool], reports: Connections | None = None,
+        domains: Sequence[int] = (),
     ) -> None:  # fmt: skip
         super().__init__(link, self._leave, reports, domains)
         self.MPI = MPI
         self._reports = reports
         self.host_of = hosts.__getitem__
+        self.by_mpi = by_mpi
         self.comm = comm
         self.messages = messages
         self.threads = MpiThreads(MPI)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +35,8 @@ class MpiGroup(HostGroup):
     def __init__(self, endpoint: Endpoint, rank: int, peers: Sequence[int], **options: Any) -> None:
         super().__init__(endpoint, rank, peers, **{**options, "backend": "mpi"})
         self.library = self._endpoint.MPI.get_vendor()[0]
-        # Ranks of one host that share no memory are not between hosts. All ranks know the names,
-        # and each its own CYDIST_TRANSPORT.
-        if not self.native.hosts and len({*map(self._endpoint.host_of, peers)}) < len(peers):
-            self.placement = ""
+        if any(self._endpoint.by_mpi[peer] for peer in peers):
+            self.placement = ""  # MPI's own collectives, wherever the ranks are
         self.fast_messages = self.fast_messages and not self._endpoint.threads.main_only
         if not self._endpoint.threads.concurrent:
             self._serial.poll_hook = self._endpoint.poll_hook
@@ -173,18 +172,19 @@ class MpiGroup(HostGroup):
         """Make the communicator. All members have come."""
         MPI = self._endpoint.MPI
         make = partial(of_some, MPI, self._endpoint.comm, self._peers, self._comm_id)
-        for made in Communicators.create(MPI, make):
-            if made is not None:
-                self._comm = made
-                Communicators.made += 1
-                self.native.library_comm = MPI._handleof(made)
-                return
-            self.check_usable(call.name)  # a thread or another rank may have ended the group
-            with self.failures(call.name, call.seq, call.deadline, call.began):
-                self.native.poll_control()
-            if call.remaining() == 0:
-                raise from_call_error(
-                    _native.CallError("timeout", -1), call.name, self.group_name, self.ranks,
-                    call.seq, call.deadline - call.began, "MPI makes the group's communicator",
-                    title=self.title,
-                )  # fmt: skip
+        with suppress(MPI.Exception):  # it has no more: the group's calls go by messages
+            for made in Communicators.create(MPI, make):
+                if made is not None:
+                    self._comm = made
+                    Communicators.made += 1
+                    self.native.library_comm = MPI._handleof(made)
+                    return
+                self.check_usable(call.name)  # a thread or another rank may have ended the group
+                with self.failures(call.name, call.seq, call.deadline, call.began):
+                    self.native.poll_control()
+                if call.remaining() == 0:
+                    raise from_call_error(
+                        _native.CallError("timeout", -1), call.name, self.group_name, self.ranks,
+                        call.seq, call.deadline - call.began, "MPI makes the group's communicator",
+                        title=self.title,
+                    )  # fmt: skip

@@ -131,16 +131,15 @@ def test_groups_that_failed_do_not_count(rank, size, spare, monkeypatch):
     assert [True] * with_own + [False] * (6 - with_own) == found
 
 
-def test_what_mpi_says_when_it_makes_no_communicator_is_kept():
-    """For the error of who needs one."""
+def test_mpis_error_when_it_makes_no_communicator_is_raised():
+    """From its own thread to the caller's."""
     from mpi4py import MPI
 
     def refuse():
         raise MPI.Exception(MPI.ERR_TRUNCATE)
 
-    ended = [made for made in communicators.Communicators.create(MPI, refuse) if made is not None]
-    assert ended == []
-    assert "truncated" in communicators.Communicators.refusal
+    with pytest.raises(MPI.Exception, match="truncated"):
+        list(communicators.Communicators.create(MPI, refuse))
 
 
 def test_those_that_are_left_go_on(rank, size):
