@@ -148,9 +148,13 @@ class Host:
             self._network.switch.run("ip", "link", "delete", f"p{self.number}")
 
     def slow_down(self, rate: str) -> None:
-        """Limit what it sends."""
+        """Limit what it sends.
+
+        The kernel cuts packets that are longer than the burst into those of a network, which keeps
+        the cores busy that all hosts share. So the longest, of 64 KiB and its headers, fits.
+        """
         self.run("tc", "qdisc", "replace", "dev", "eth", "root", "tbf", "rate", rate,
-                 "burst", "64k", "latency", "400ms")  # fmt: skip
+                 "burst", "96k", "latency", "400ms")  # fmt: skip
 
     def lose(self, percent: float) -> None:
         """Lose so many of the packets that arrive, by chance, each of the size that a network has.
