@@ -246,12 +246,15 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     """Send segments along a chain from the root to the rank before it; each rank forwards them."""
     cdef Block whole = c.outputs[0], part
-    cdef size_t segment = segment_size(c, 1, whole.nbytes, 1)
-    cdef size_t total = segments_in(whole.nbytes, segment)
+    cdef Call shorter = c[0]
+    cdef size_t segment, total
     cdef int source = -1 if t.rank == c.root else rank_before(t)
     cdef int target = -1 if next_rank(t) == c.root else next_rank(t)
     cdef size_t i
     cdef Pipe pipe
+    shorter.segment_bytes //= 2     # each rank of the chain waits for the whole of the first
+    segment = segment_size(&shorter, 1, whole.nbytes, 1)
+    total = segments_in(whole.nbytes, segment)
     pipe_open(&pipe, c, total)
     for i in range(total + pipe.depth - 1):
         part = segment_of(whole, i, segment)
