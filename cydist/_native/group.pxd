@@ -2,10 +2,9 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cydist._native.abi cimport Block, Call, Comm, Link
-from cydist._native.algorithm_table cimport Choice, ChosenAlgorithms, Entry
+from cydist._native.algorithm_table cimport Choice, ChosenAlgorithms
 from cydist._native.control_plane cimport CALL_BYTES, ControlMessage, ControlPlane
 from cydist._native.call_queue cimport CallQueue, CallRecord
-from cydist._native.pace cimport Pace
 
 cdef class Group:
     cdef readonly Link link
@@ -25,8 +24,6 @@ cdef class Group:
     cdef uint64_t compared_after    # the number of the last call that `part` compared
     cdef ControlPlane control_plane
     cdef readonly CallRecord whole  # the call whose parts run now; None: calls run whole
-    cdef Pace pace                  # of a group without windows and hosts
-    cdef const Entry *tell          # the broadcast that it takes
     cdef char part_of[CALL_BYTES]   # the same, in words for other ranks
 
     cpdef close(self)

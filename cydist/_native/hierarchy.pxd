@@ -10,7 +10,6 @@ from libc.string cimport memcpy
 
 from cydist._native.abi cimport MISMATCH, Block, Call, Comm, Reduction
 from cydist._native.algorithm_table cimport SIZE_CLASSES, Choice
-from cydist._native.pace cimport Pace
 
 
 ctypedef struct Part:
@@ -27,6 +26,7 @@ cdef enum:
     # than it has received, at most. So neither way fills the queues of a slow network, where
     # acknowledgements of the other would wait.
     EXCHANGE_AHEAD = 131072
+    LEAST_SEGMENT_BYTES = 32768     # of many lanes: each message costs more than its bytes
 
 
 ctypedef struct Hosts:
@@ -40,7 +40,6 @@ ctypedef struct Hosts:
     const int *members          # host after host, each in the order of ranks
     Part local                  # this host's members, in that order
     Part across                 # one member of each host, by number of the host: see across_at
-    Pace pace
 
 
 # Fill in the hosts of a group, given the host of each member as any number, if some members share
@@ -49,12 +48,19 @@ cdef int place_on_hosts(Comm *t, hosts) except -1
 cdef void free_hosts(Hosts *hosts) noexcept nogil
 # Choose what runs on the parts; the arguments are those of Group.prepare_parts. Called once the
 # windows of the local part are open.
-cdef int prepare_parts(Hosts *h, choose, segment_bytes, size_t adapts_at) except -1
+cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1
 
 
 # Return how many messages of so many bytes EXCHANGE_AHEAD allows.
 cdef inline size_t exchange_depth(size_t segment) noexcept nogil:
     return max(EXCHANGE_AHEAD // segment, <size_t>2)
+
+
+# Return how long the segments of a block are that a lane carries. Other ranks of its host wait for
+# the whole of what the lanes bring, so those of all lanes together are as long as one alone.
+cdef inline size_t lane_segment(const Hosts *h) noexcept nogil:
+    cdef size_t alone = h.across.segment_bytes
+    return max(alone // <size_t>h.lanes, min(alone, <size_t>LEAST_SEGMENT_BYTES))
 
 
 cdef inline Hosts *hosts_of(const Comm *t) noexcept nogil:
@@ -85,9 +91,6 @@ cdef Call call_like(const Call *c) noexcept nogil
 # Run it on a part; `nbytes` is the size of the whole array, or of all blocks together. Its segments
 # are the part's unless it has its own. On failure tell `c` why.
 cdef int run_part(Part *part, Call *c, Call *inner, int collective, size_t nbytes) noexcept nogil
-# Find how to cut what the hosts send each other in a call that all of them send and receive in
-# (pace.pxd); `nbytes` is what bytes_to_pace returns.
-cdef int agree_on_segment(Comm *t, Call *c, size_t nbytes, size_t *segment) noexcept nogil
 # Tell `c` how a call on a part ended.
 cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noexcept nogil
 

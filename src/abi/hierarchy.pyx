@@ -1,15 +1,13 @@
 """Parts of groups; cydist/_native/hierarchy.pxd explains them."""
-from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, BROADCAST, OK, REDUCE_SCATTER, Block, Call, Comm,
+    ALL_GATHER, ALL_REDUCE, OK, REDUCE_SCATTER, Block, Call, Comm,
 )
 from cydist._native.algorithm_table cimport (
     ADAPTIVE, Choice, ChosenAlgorithms, choices_for_part, size_class,
 )
-from cydist._native.pace cimport paced_segment
 from cydist._native.pipeline cimport release_buffer
 
 
@@ -38,11 +36,10 @@ cdef int place_on_hosts(Comm *t, hosts) except -1:
     return 0
 
 
-cdef int prepare_parts(Hosts *h, choose, segment_bytes, size_t adapts_at) except -1:
+cdef int prepare_parts(Hosts *h, choose, segment_bytes) except -1:
     h.across.between_hosts = True
     prepare_part(&h.local, h.local.comm.size, choose, segment_bytes)
     prepare_part(&h.across, h.count, choose, segment_bytes)
-    h.pace.adapts = h.across.segment_bytes == adapts_at
     return 0
 
 
@@ -187,30 +184,6 @@ cdef void tell_end(const Part *part, Call *c, const Call *inner, int status) noe
         c.our_bytes = inner.our_bytes
         c.fingerprint = inner.fingerprint
     c.still_accessed = c.still_accessed or inner.still_accessed
-
-
-cdef int agree_on_segment(Comm *t, Call *c, size_t nbytes, size_t *segment) noexcept nogil:
-    cdef Hosts *h = hosts_of(t)
-    cdef uint64_t chosen = h.across.segment_bytes
-    cdef int status = OK
-    if nbytes != 0:
-        chosen = paced_segment(&h.pace, h.across.segment_bytes)
-        if h.local.comm.rank == 0:
-            status = take_word(across_at(t, 0, -1), c, &chosen)
-        if status == OK:
-            status = take_word(&h.local, c, &chosen)
-    segment[0] = <size_t>chosen
-    return status
-
-
-cdef int take_word(Part *part, Call *c, uint64_t *word) noexcept nogil:
-    """Take over that of a part's first rank."""
-    cdef Block block = Block(<char *>word, sizeof(uint64_t))
-    cdef Call inner = call_like(c)
-    inner.root = 0
-    inner.inputs = &block
-    inner.outputs = &block
-    return run_part(part, c, &inner, BROADCAST, block.nbytes)
 
 
 cdef int reduce_here(Comm *t, Call *c, const Block *given, Block *own,

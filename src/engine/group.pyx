@@ -13,14 +13,14 @@ cimport cython
 import importlib
 
 from cydist._native.abi cimport (
-    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, CLOSED, COLLECTIVE_TAG, EVEN,
+    ABORTED, ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, CLOSED, COLLECTIVE_TAG, EVEN,
     INTERRUPTED, MISMATCH, MONITORED_BARRIER, NO_CALL, OK, PEER_LOST, POINT_TO_POINT, PRELIMINARY,
     REDUCE_SCATTER, SEQUENCE_MASK, SEQUENCE_SHIFT, TIMEOUT, Block, Call, Fingerprint, Link,
     Reduction, first_count, has_left, now_ns, compare_last, patiently,
 )
 from cydist._native.array cimport Array
 from cydist._native.algorithm_table cimport (
-    ADAPTIVE, CONSECUTIVE, HOSTS, WINDOWS, Choice, Entry, choice_of, choices_for, number_of,
+    ADAPTIVE, CONSECUTIVE, HOSTS, WINDOWS, Choice, choice_of, choices_for, number_of,
     size_class,
 )
 from cydist._native.failpoints cimport ENTER, reach
@@ -30,7 +30,6 @@ from cydist._native.hierarchy cimport (
 )
 from cydist._native.interrupts cimport handler_has_raised, take_raised_by_handler
 from cydist._native.kernels cimport OP_PREMUL_SUM, reduction
-from cydist._native.pace cimport Pace, bytes_to_pace, note_exchange, paced_segment
 from cydist._native.control_plane cimport (
     CALL_BYTES, ControlMessage, close_control_plane, begin_call, broadcast_failure, poll_now,
     end_calls, failure_message, look_back,
@@ -143,13 +142,7 @@ cdef class Group:
         """Return whether they are, and the ranks on each host are consecutive."""
         return self.comm.hosts != NULL and hosts_of(&self.comm).consecutive
 
-    def pace_segments(self, bint adapts) -> None:
-        """Say whether long calls find shorter segments where the network is slow, in a group
-        without windows and `hosts`. Called before `keep_choice` or `run`."""
-        self.tell = choice_of("broadcast", BROADCAST, b"tree", b"").entry
-        self.pace.adapts = adapts
-
-    def prepare_parts(self, choose, segment_bytes, size_t adapts_at=0) -> None:
+    def prepare_parts(self, choose, segment_bytes) -> None:
         """Choose what hierarchical algorithms run on parts of the group. Called after
         `open_windows` and before `keep_choice` or `run`.
 
@@ -158,10 +151,8 @@ cdef class Group:
                 bytes of all blocks, ranks, whether they have windows, and whether the part has
                 one rank of each host.
             segment_bytes: Returns the unit of pipelining, given ranks and windows.
-            adapts_at: Where that returns this between hosts, long calls find a shorter one if the
-                network is slow.
         """
-        prepare_parts(hosts_of(&self.comm), choose, segment_bytes, adapts_at)
+        prepare_parts(hosts_of(&self.comm), choose, segment_bytes)
 
     cdef object placement(self):
         """Return what the choices of a group on several hosts depend on, besides its size."""
@@ -614,10 +605,7 @@ cdef class Group:
             status = self.comm.compare(&self.comm, c)
         if status == OK:
             reach(ENTER)
-            if self.pace.adapts:
-                status = run_paced(&self.comm, c, choice, &self.pace, self.tell)
-            else:
-                status = choice.entry.run(&self.comm, c)
+            status = choice.entry.run(&self.comm, c)
         if status == OK:
             status = look_back(&self.control_plane, &self.comm, c)
         if status != OK and status != CLOSED:
@@ -630,39 +618,6 @@ cdef class Group:
             else:
                 broadcast_failure(&self.control_plane, &self.comm, &message)
         return status
-
-
-cdef int run_paced(Comm *t, Call *c, const Choice *choice, Pace *pace,
-                   const Entry *broadcast) noexcept nogil:
-    """Run it, after rank 0 has told how to cut it if it is so long (pace.pxd)."""
-    cdef int collective = choice.entry.collective, status
-    cdef size_t nbytes = bytes_to_pace(pace, t, c, collective)
-    cdef uint64_t segment
-    cdef Block word = Block(<char *>&segment, sizeof(segment))
-    cdef Call told
-    cdef int64_t began
-    if nbytes == 0:
-        return choice.entry.run(t, c)
-    segment = paced_segment(pace, c.segment_bytes)
-    patiently(c)
-    told = c[0]
-    told.collective = BROADCAST
-    told.root = 0
-    told.inputs = &word
-    told.outputs = &word
-    status = broadcast.run(t, &told)
-    told.collective = collective
-    told.root = c.root
-    told.inputs = c.inputs
-    told.outputs = c.outputs
-    told.our_bytes = told.theirs_bytes = 0      # of the word
-    c[0] = told                 # with what failed
-    if status == OK:
-        c.segment_bytes = <size_t>segment
-        began = now_ns()
-        status = choice.entry.run(t, c)
-        note_exchange(pace, collective, nbytes, t.size, began)
-    return status
 
 
 cdef int end_control_call(Group group, int status) except -1:

@@ -322,7 +322,7 @@ cdef class ScheduleRecorder:
         link.open_windows(&self.comm, 0, &peer)
         if hosts is not None:
             place_on_hosts(&self.comm, hosts)
-            prepare_parts(hosts_of(&self.comm), choose, segment_bytes, 0)
+            prepare_parts(hosts_of(&self.comm), choose, segment_bytes)
             if together:
                 hosts_of(&self.comm).local.rows = together_rows
 

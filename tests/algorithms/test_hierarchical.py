@@ -623,37 +623,6 @@ def test_a_later_part_of_the_same_call_is_no_mismatch(fresh):
     case.check([each.result() for each in calls])
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
-@pytest.mark.parametrize(("placement", "name"), [("2+2", "lanes"), ("1+1+1+1", "ring")])
-def test_long_calls_are_cut_by_what_the_last_ones_carried(fresh, placement, name, collective):
-    """After a call in which little was sent in a long time all ranks have short segments, until one
-    was fast."""
-    group = fresh(placement)
-    case = Case(collective, 4, 1 << 20 if collective == "all_reduce" else 1 << 19)
-    payload = (2 if name == "lanes" else 6) << 20
-    group.links[0].messages.count_sent_in(SENT)
-    for each in group.groups:
-        each.pace_segments(name == "ring")
-        if name == "lanes":
-            each.prepare_parts(choose_for_part, lambda ranks, windows: 1 << 18, 1 << 18)
-
-    def headers(seq, late):
-        """Return the bytes that rank 0 sends besides the blocks, if others come late."""
-        before = int(SENT.sum())
-        calls = [start(rank, seq) for rank in (0, 1)]
-        until = time.monotonic() + late
-        eventually(lambda: time.monotonic() >= until)
-        case.check([each.result() for each in [*calls, *(start(rank, seq) for rank in (2, 3))]])
-        return int(SENT.sum()) - before - payload
-
-    def start(rank, seq):
-        return group.pool.submit(case.run, group.groups[rank], rank, name, seq, 1 << 18, 30.0)
-
-    assert headers(1, 0.1) < 6000
-    assert headers(2, 0.0) > 10_000
-    assert any(headers(seq, 0.0) < 6000 for seq in range(3, 60))
-
-
 def test_a_long_wait_in_windows_wakes_up_rarely(fresh):
     """Its messages are under way, but none moves: the other ranks do not come for a second."""
     group = fresh("2+2")

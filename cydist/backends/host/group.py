@@ -625,14 +625,11 @@ class HostGroup(ProcessGroup):
             segment_bytes = tuning_table.segment_bytes(
                 self._size, windows, library, native.hosts, placement
             )
-            adapts = not self.library and segment_bytes == tuning_table.DEFAULT_SEGMENT_BYTES
-            native.pace_segments(adapts and not windows and not native.hosts)
             if native.hosts:
                 placed = (self._size, windows, placement)
                 native.prepare_parts(
                     choose_for_part,
                     partial(tuning_table.part_segment_bytes, placed, library),
-                    segment_bytes if adapts else 0,
                 )
             if not algorithm:
                 algorithm = tuning_table.choose(

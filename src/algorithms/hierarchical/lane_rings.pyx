@@ -16,18 +16,16 @@ No ranks wait for each other in a circle. Before a rank waits for others of its 
 arrived, it has sent as much itself. So a rank that waits for a segment waits until the host before
 has an earlier one, which waits in the same way.
 """
-from libc.stdint cimport int64_t
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_GATHER, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Request, now_ns, patiently,
+    ALL_GATHER, NO_MEMORY, OK, REDUCE_SCATTER, Block, Call, Comm, Request, patiently,
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, agree_on_segment, call_like, exchange_depth, free_scratch, gather_here, hosts_of,
-    member_at, members_on, reduce_here,
+    Hosts, call_like, exchange_depth, free_scratch, gather_here, hosts_of, lane_segment, member_at,
+    members_on, reduce_here,
 )
-from cydist._native.pace cimport bytes_to_pace, note_exchange
 from cydist._native.pipeline cimport (
     combine, complete, conclude, copy, largest, post_recv, post_send, segment_of, segment_size,
     segments_in, withdraw,
@@ -48,9 +46,6 @@ ctypedef struct Ring:           # the messages of a lane
     Request *receives           # in the order in which they are taken
     Request *sends
     int expected, arrived, sent
-    int collective
-    size_t paced                # what bytes_to_pace returns
-    int64_t began
 
 
 ctypedef struct Leaving:        # a block on its way to the next host
@@ -60,20 +55,13 @@ ctypedef struct Leaving:        # a block on its way to the next host
     size_t passed               # how many of them were sent
 
 
-cdef int open_ring(Comm *t, Call *c, Ring *ring, int collective, size_t unit,
-                   const Block *blocks) noexcept nogil:
+cdef int open_ring(Comm *t, Call *c, Ring *ring, size_t unit, const Block *blocks) noexcept nogil:
     """Prepare for a lane's share of the blocks of all ranks, cut at multiples of `unit` bytes."""
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank, i
     cdef Call between = call_like(c)
     cdef size_t longest = largest(blocks, t.size), most = 0
-    cdef int status
-    ring.collective = collective
-    ring.paced = bytes_to_pace(&h.pace, t, c, collective)
-    status = agree_on_segment(t, c, ring.paced, &between.segment_bytes)
-    if status != OK:
-        return status
-    ring.began = now_ns()
+    between.segment_bytes = lane_segment(h)
     ring.segment = segment_size(&between, unit, longest, t.size)
     ring.ahead = exchange_depth(ring.segment)
     ring.per_block = segments_in(longest, ring.segment)
@@ -144,11 +132,8 @@ cdef Leaving leaving_block(const Ring *ring, int rank, Block block) noexcept nog
 
 cdef int close_ring(Comm *t, Call *c, Ring *ring, int status) noexcept nogil:
     """Wait for the sends; after a failure withdraw everything."""
-    cdef Hosts *h = hosts_of(t)
     if status == OK:
         status = complete(t, c, ring.sends, ring.sent)
-    if ring.paced != 0:
-        note_exchange(&h.pace, ring.collective, ring.paced, h.count, ring.began)
     if status != OK:
         withdraw(t, ring.receives, ring.expected)
         withdraw(t, ring.sends, ring.sent)
@@ -192,7 +177,7 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
     cdef int status = NO_MEMORY
     patiently(c)
     if some != NULL:
-        status = open_ring(t, c, &ring, ALL_GATHER, 1, c.outputs)
+        status = open_ring(t, c, &ring, 1, c.outputs)
     if status == OK:
         status = close_ring(t, c, &ring, gather_blocks(t, c, &ring, some))
     free_scratch(t, c, some)
@@ -301,7 +286,7 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     if s.some != NULL and s.arriving != NULL:
         s.leaving = s.arriving + most * s.room
         s.own = s.leaving + most * s.room
-        status = open_ring(t, c, &s.ring, REDUCE_SCATTER, c.op.itemsize, c.inputs)
+        status = open_ring(t, c, &s.ring, c.op.itemsize, c.inputs)
     if status == OK:
         status = close_ring(t, c, &s.ring, reduce_blocks(t, c, &s))
     free_scratch(t, c, s.arriving)

@@ -24,20 +24,18 @@ Two hosts of two ranks, all_reduce of blocks 0 and 1:
 Source: J. L. Traeff and S. Hunold, "Decomposing MPI collectives for exploiting multi-lane
 communication", IEEE CLUSTER 2020.
 """
-from libc.stdint cimport int64_t
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, BROADCAST, GATHER, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Reduction, now_ns,
+    ALL_REDUCE, BROADCAST, GATHER, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Reduction,
     patiently,
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, agree_on_segment, call_like, free_scratch, gather_here, hosts_of, is_host_sum,
+    Hosts, across_at, call_like, free_scratch, gather_here, hosts_of, is_host_sum,
     prepared, reduce_here, run_part,
 )
 from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
-from cydist._native.pace cimport bytes_to_pace, note_exchange
 from cydist._native.pipeline cimport block_of
 
 
@@ -60,26 +58,18 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Block *given = cut(h, c.inputs[0], c.op.itemsize)
     cdef Block *sums = cut(h, c.outputs[0], c.op.itemsize)
     cdef Reduction finishing = prepared(c.op)
-    cdef size_t paced = bytes_to_pace(&h.pace, t, c, ALL_REDUCE), segment
-    cdef int64_t began
     cdef bint alone = is_host_sum(h, c.op)
     cdef Call inner
     cdef int status = NO_MEMORY
     patiently(c)
     if given != NULL and sums != NULL:
         status = OK if alone else reduce_here(t, c, given, &sums[place], nbytes)
-    if status == OK:
-        status = agree_on_segment(t, c, paced, &segment)
     if status == OK and place < h.lanes:
         inner = call_like(c)
         inner.op = &finishing
         inner.inputs = &given[place] if alone else &sums[place]
         inner.outputs = &sums[place]
-        inner.segment_bytes = segment
-        began = now_ns()
         status = run_part(across_at(t, place, -1), c, &inner, ALL_REDUCE, sums[0].nbytes)
-        if paced != 0:
-            note_exchange(&h.pace, ALL_REDUCE, paced, h.count, began)
     if status == OK:
         status = gather_here(t, c, &sums[place], sums, nbytes)
     free_scratch(t, c, given)
