@@ -18,6 +18,8 @@ from cydist.bench.schedules import EAGER_BYTES, SEGMENT_BYTES, Level, Line, Mach
 MOST_RECORDED_ACROSS = 256
 MOST_SEGMENTS = 1 << 14  # times hosts, of a part that is recorded
 PIPE_DEPTH = 4  # of cydist/_native/pipeline.pxd
+BROADCAST_SEGMENT_BYTES = SEGMENT_BYTES // 2  # along a chain
+LEAST_SEGMENT_BYTES = 32768  # of a lane: of cydist/_native/hierarchy.pxd
 
 Key = tuple[str, str]
 # What a hierarchical call is made of, for `n` bytes and `each` ranks on a host: (where, collective,
@@ -152,6 +154,7 @@ def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
     if key == ("all_to_all", "bruck"):
         return [Rounds("shift", 1, d, n // 2) for d in doubling]
     if key == ("broadcast", "ring"):
+        segments, segment = _segments(n, BROADCAST_SEGMENT_BYTES)
         return [Rounds("chain", segments, p, segment)]
     if key == ("broadcast", "tree") or (key == ("reduce", "tree") and segments == 1):
         return [Rounds("tree", segments, d, segment) for d in doubling]
@@ -163,9 +166,9 @@ def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
     return None
 
 
-def _segments(nbytes: int) -> tuple[int, int]:
+def _segments(nbytes: int, most: int = SEGMENT_BYTES) -> tuple[int, int]:
     """Return how many messages carry an array one after another, and the bytes of each."""
-    return max(1, math.ceil(nbytes / SEGMENT_BYTES)), min(nbytes, SEGMENT_BYTES)
+    return max(1, math.ceil(nbytes / most)), min(nbytes, most)
 
 
 def by_rounds(many: Sequence[Rounds], each: int, machine: Machine) -> float:
@@ -215,7 +218,8 @@ def hierarchical(
             continue
         if where == "onward" or (at_once > 1 and _is_chain(collective, hosts, part)):
             # One lane has the wire while another waits.
-            segments, segment = _segments(part)
+            most = SEGMENT_BYTES if where == "onward" else BROADCAST_SEGMENT_BYTES
+            segments, segment = _segments(part, most)
             seconds += Rounds("chain", segments, hosts, segment).seconds(1, machine)
             seconds += (at_once - 1) * segments * machine.between.carries(segment, both_ways=True)
         else:
@@ -257,10 +261,11 @@ def _ring_of_hosts(
     """
     level, block = machine.between, nbytes // (hosts * each)
     meanwhile = _local(RINGS_OF_HOSTS[key], each, nbytes // hosts, machine, windows)
-    one, all_lanes = _one_way(level, block, 1), _one_way(level, block, each)
-    ends = 2 * _end(level, block)
+    segments, segment = _segments(block, max(SEGMENT_BYTES // each, LEAST_SEGMENT_BYTES))
+    one, all_lanes = _one_way(level, segment, 1), _one_way(level, segment, each * segments)
+    ends = 2 * segments * _end(level, segment)
     step = max(
-        each * level.carries(block, both_ways=True),  # the wire is busy
+        each * segments * level.carries(segment, both_ways=True),  # the wire is busy
         one,  # or a lane passes on what has just come
         ends + meanwhile,  # or the cores are busy
         # or a host's lanes start together, after a block that the slowest of them had to wait for

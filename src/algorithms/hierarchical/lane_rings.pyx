@@ -32,11 +32,6 @@ from cydist._native.pipeline cimport (
 )
 
 
-cdef enum:
-    SHARED_BYTES = 1048576      # of a block that the ranks of a host share at once
-    SHARED_SEGMENTS = 16        # at most, so that long blocks on slow links are not shared last
-
-
 ctypedef struct Ring:           # the messages of a lane
     int before, after           # its ranks on the hosts before and after this one; -1: in no lane
     size_t segment              # bytes of a message, at most
@@ -215,8 +210,7 @@ cdef int gather_round(Comm *t, Call *c, Ring *ring, Block *some, int d, int roun
     segments that arrive are sent on at once."""
     cdef Hosts *h = hosts_of(t)
     cdef int host = host_before(h, d)
-    cdef size_t shared = min(max(SHARED_BYTES // ring.segment, <size_t>1), <size_t>SHARED_SEGMENTS)
-    cdef size_t piece = shared * ring.segment
+    cdef size_t piece = ring.ahead * ring.segment     # that the ranks of a host share at once
     cdef size_t i, j, own = 0, pieces = 0
     cdef Leaving leaving = leaving_in(t, c, ring, d, round_)
     cdef Leaving arriving = leaving_in(t, c, ring, d + 1, round_)
@@ -228,19 +222,19 @@ cdef int gather_round(Comm *t, Call *c, Ring *ring, Block *some, int d, int roun
     if round_ < rounds_of(h, host):
         pieces = pieces_on(h, piece, host, round_, h.lanes, c.outputs, some)
     for i in range(max(own, pieces)):
-        j = i * shared
+        j = i * ring.ahead
         pass_until(t, c, ring, &leaving, j + ring.ahead)
         if i < own:
             blocks_on(h, h.here, 0, h.local.comm.size, c.outputs, some)
             status = share(t, c, piece, some, c.inputs[0], i)
-        while j < min(arriving.segments, (i + 1) * shared) and status == OK:
+        while j < min(arriving.segments, (i + 1) * ring.ahead) and status == OK:
             status = take(t, c, ring)
             j += 1
             pass_until(t, c, ring, &leaving, j + ring.ahead)
             if d + 1 < h.count and status == OK:
                 pass_until(t, c, ring, &arriving, min(j, ring.ahead))
         if status == OK:        # others need the whole piece before they come to share theirs
-            pass_until(t, c, ring, &leaving, (i + 1) * shared)
+            pass_until(t, c, ring, &leaving, (i + 1) * ring.ahead)
         if i < pieces and status == OK:
             blocks_on(h, host, round_, h.lanes, c.outputs, some)
             status = share(t, c, piece, some, some[h.local.comm.rank], i)
