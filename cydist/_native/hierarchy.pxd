@@ -100,6 +100,10 @@ cdef int reduce_here(Comm *t, Call *c, const Block *given, Block *own, size_t nb
 cdef int gather_here(Comm *t, Call *c, const Block *own, const Block *blocks,
                      size_t nbytes) noexcept nogil
 
+# Return the blocks of this host's ranks if an array is cut into one for each lane, empty for those
+# that are in no lane; NULL: no memory. To be freed.
+cdef Block *lane_blocks(const Hosts *h, Block whole, size_t unit) noexcept nogil
+
 # Return a reduction without the last step, and one without the first: a group's result is finished
 # once, where the parts' results come together.
 cdef inline Reduction unfinished(const Reduction *op) noexcept nogil:

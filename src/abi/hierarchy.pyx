@@ -8,7 +8,7 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport (
     ADAPTIVE, Choice, ChosenAlgorithms, choices_for_part, size_class,
 )
-from cydist._native.pipeline cimport release_buffer
+from cydist._native.pipeline cimport block_of, release_buffer
 
 
 ctypedef struct HostsMemory:    # what `new_hosts` allocates, with the arrays behind it
@@ -204,6 +204,17 @@ cdef int gather_here(Comm *t, Call *c, const Block *own, const Block *blocks,
     inner.inputs = own
     inner.outputs = blocks
     return run_part(&h.local, c, &inner, ALL_GATHER, nbytes)
+
+
+cdef Block *lane_blocks(const Hosts *h, Block whole, size_t unit) noexcept nogil:
+    cdef Block *blocks = <Block *>malloc(h.local.comm.size * sizeof(Block))
+    cdef int k
+    if blocks != NULL:
+        for k in range(h.local.comm.size):
+            blocks[k] = Block(whole.ptr + whole.nbytes, 0)
+            if k < h.lanes:
+                blocks[k] = block_of(whole, k, h.lanes, unit)
+    return blocks
 
 
 cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil:

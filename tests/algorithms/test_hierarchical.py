@@ -192,14 +192,78 @@ def test_avg_divides_once(ranks, row, placement):
         case.check(group.run(case, name))
 
 
+STRETCH_BYTES = 1 << 20  # of a long all_reduce by lanes
+LONG_SUMS = {
+    "sum": {},
+    "in-place": {"in_place": True},
+    "bytes": {"dtype": "uint8", "op": "MAX"},
+    "complex128": {"dtype": "complex128"},
+    "avg": {
+        "op": "AVG",
+        "values": lambda rank, n, salt: (np.arange(n) % 5 + rank + salt) * 12,
+    },
+    "premul-sum": {"op": "PREMUL_SUM", "factor": 0.5, "in_place": True},
+}
+
+
+@pytest.mark.parametrize("segment", [8192, 1 << 18])
+@pytest.mark.parametrize("given", LONG_SUMS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_sum_of_several_stretches(ranks, placement, given, segment):
+    """The last one has one element, which is in one rank's lane and has no part for most hosts, or
+    it is more than half as long as the others."""
+    group = ranks(placement, "shm")
+    cut_parts_at(group, segment)
+    itemsize = oracle.DTYPES[LONG_SUMS[given].get("dtype", "float32")].itemsize
+    for count in (STRETCH_BYTES // itemsize + 1, 5 * STRETCH_BYTES // (2 * itemsize) + 3):
+        case = Case("all_reduce", group.size, count, **LONG_SUMS[given])
+        case.check(group.run(case, "lanes", segment=segment))
+
+
+@pytest.mark.parametrize("count", [1000, STRETCH_BYTES])
+@pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
+def test_another_number_of_stretches_is_a_mismatch_on_all(fresh, odd, count):
+    """A rank has one stretch less than the others, or none at all."""
+    group = fresh("2+2")
+    case = Case("all_reduce", group.size, STRETCH_BYTES)
+    other = Case("all_reduce", group.size, count // 2)
+
+    def body(rank):
+        return status_of(group, other if rank == odd else case, "lanes", rank)
+
+    assert group.each(body) == ["mismatch"] * group.size
+
+
+@pytest.mark.parametrize("missing", [0, 3], ids=lambda rank: f"rank{rank}")
+def test_a_rank_that_misses_a_long_sum_is_a_timeout(fresh, missing):
+    """Ranks withdraw the messages of all stretches that they have begun."""
+    group = fresh("2+2")
+    case = Case("all_reduce", group.size, STRETCH_BYTES)
+    ended = {}
+
+    def body(rank):
+        if rank != missing:
+            with pytest.raises(_native.CallError) as error:
+                case.run(group.groups[rank], rank, "lanes", 1, TINY, 0.3)
+            ended[rank] = error.value.status
+
+    group.each(body)
+    assert len(ended) == group.size - 1
+    assert "timeout" in ended.values()
+    for rank in ended:
+        group.groups[rank].close()
+        assert pending(group.links[rank]) == (0, 0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", ["leaders", "lanes"])
 def test_same_bits_on_all_ranks(ranks, name, placement, dtype):
     """Whatever the order of the additions, it is one order."""
     group = ranks(placement, "shm")
+    count = 6001 if dtype == "float16" else STRETCH_BYTES
     case = Case(
-        "all_reduce", group.size, 6001, dtype=dtype,
+        "all_reduce", group.size, count, dtype=dtype,
         values=lambda rank, n, salt: np.random.default_rng(rank).normal(size=n) * 3.0**rank,
     )  # fmt: skip
     results = group.run(case, name)

@@ -32,35 +32,27 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, call_like, free_scratch, gather_here, hosts_of, is_host_sum,
+    Hosts, across_at, call_like, free_scratch, gather_here, hosts_of, is_host_sum, lane_blocks,
     prepared, reduce_here, run_part,
 )
+from cydist._native.lane_stretches cimport all_reduce_in_stretches, has_stretches
 from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
-from cydist._native.pipeline cimport block_of
-
-
-cdef Block *cut(const Hosts *h, Block whole, size_t unit) noexcept nogil:
-    """Return the blocks of this host's ranks, empty for those that are in no lane."""
-    cdef Block *blocks = <Block *>malloc(h.local.comm.size * sizeof(Block))
-    cdef int k
-    if blocks != NULL:
-        for k in range(h.local.comm.size):
-            blocks[k] = Block(whole.ptr + whole.nbytes, 0)
-            if k < h.lanes:
-                blocks[k] = block_of(whole, k, h.lanes, unit)
-    return blocks
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank
     cdef size_t nbytes = c.inputs[0].nbytes
-    cdef Block *given = cut(h, c.inputs[0], c.op.itemsize)
-    cdef Block *sums = cut(h, c.outputs[0], c.op.itemsize)
+    cdef Block *given
+    cdef Block *sums
     cdef Reduction finishing = prepared(c.op)
     cdef bint alone = is_host_sum(h, c.op)
     cdef Call inner
     cdef int status = NO_MEMORY
+    if has_stretches(t, c):
+        return all_reduce_in_stretches(t, c)
+    given = lane_blocks(h, c.inputs[0], c.op.itemsize)
+    sums = lane_blocks(h, c.outputs[0], c.op.itemsize)
     patiently(c)
     if given != NULL and sums != NULL:
         status = OK if alone else reduce_here(t, c, given, &sums[place], nbytes)
@@ -86,7 +78,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef int status = OK
     if h.lanes == 1:
         return broadcast_by_leaders(t, c)
-    blocks = cut(h, c.outputs[0], 1)
+    blocks = lane_blocks(h, c.outputs[0], 1)
     if blocks == NULL:
         return NO_MEMORY
     patiently(c)
@@ -117,7 +109,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef int status = NO_MEMORY
     if h.lanes == 1:
         return reduce_by_leaders(t, c)
-    given = cut(h, c.inputs[0], c.op.itemsize)
+    given = lane_blocks(h, c.inputs[0], c.op.itemsize)
     patiently(c)
     if given != NULL:
         own.nbytes = given[place].nbytes
@@ -154,7 +146,7 @@ cdef int reduce_lanes(Comm *t, Call *c, Block *own, size_t longest) noexcept nog
     inner.root = h.place[c.root]
     inner.inputs = own
     if t.rank == c.root:
-        blocks = cut(h, c.outputs[0], c.op.itemsize)
+        blocks = lane_blocks(h, c.outputs[0], c.op.itemsize)
         inner.outputs = blocks
         if blocks == NULL:
             return NO_MEMORY

@@ -1,0 +1,8 @@
+"""A long all_reduce of lanes.pyx, which goes stretch by stretch."""
+
+from cydist._native.abi cimport Call, Comm
+
+
+# Return whether a call is so long.
+cdef bint has_stretches(const Comm *t, const Call *c) noexcept nogil
+cdef int all_reduce_in_stretches(Comm *t, Call *c) noexcept nogil
