@@ -10,6 +10,7 @@ from libc.string cimport memcpy
 
 from cydist._native.abi cimport MISMATCH, Block, Call, Comm, Reduction
 from cydist._native.algorithm_table cimport SIZE_CLASSES, Choice
+from cydist._native.pipeline cimport shorter_segment
 
 
 ctypedef struct Part:
@@ -26,7 +27,6 @@ cdef enum:
     # than it has received, at most. So neither way fills the queues of a slow network, where
     # acknowledgements of the other would wait.
     EXCHANGE_AHEAD = 131072
-    LEAST_SEGMENT_BYTES = 32768     # of many lanes: each message costs more than its bytes
 
 
 ctypedef struct Hosts:
@@ -59,8 +59,7 @@ cdef inline size_t exchange_depth(size_t segment) noexcept nogil:
 # Return how long the segments of a block are that a lane carries. Other ranks of its host wait for
 # the whole of what the lanes bring, so those of all lanes together are as long as one alone.
 cdef inline size_t lane_segment(const Hosts *h) noexcept nogil:
-    cdef size_t alone = h.across.segment_bytes
-    return max(alone // <size_t>h.lanes, min(alone, <size_t>LEAST_SEGMENT_BYTES))
+    return shorter_segment(h.across.segment_bytes, h.lanes)
 
 
 cdef inline Hosts *hosts_of(const Comm *t) noexcept nogil:

@@ -40,6 +40,15 @@ cdef inline size_t segment_size(const Call *c, size_t unit, size_t nbytes,
     return (wanted if wanted > least else least) * unit
 
 
+cdef enum:
+    LEAST_SEGMENT_BYTES = 32768     # of shorter segments: each message costs more than its bytes
+
+
+# Return how long segments are of which `parts` take the place of one.
+cdef inline size_t shorter_segment(size_t segment, size_t parts) noexcept nogil:
+    return max(segment // parts, min(segment, <size_t>LEAST_SEGMENT_BYTES))
+
+
 # Return how many segments a block has. An empty block has one empty segment: its message still
 # tells a peer which call this is.
 cdef inline size_t segments_in(size_t nbytes, size_t segment) noexcept nogil:

@@ -19,7 +19,7 @@ MOST_RECORDED_ACROSS = 256
 MOST_SEGMENTS = 1 << 14  # times hosts, of a part that is recorded
 PIPE_DEPTH = 4  # of cydist/_native/pipeline.pxd
 BROADCAST_SEGMENT_BYTES = SEGMENT_BYTES // 2  # along a chain
-LEAST_SEGMENT_BYTES = 32768  # of a lane: of cydist/_native/hierarchy.pxd
+LEAST_SEGMENT_BYTES = 32768  # of a lane: of cydist/_native/pipeline.pxd
 
 Key = tuple[str, str]
 # What a hierarchical call is made of, for `n` bytes and `each` ranks on a host: (where, collective,

@@ -289,14 +289,14 @@ TABLE = (
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
     *LIBRARIES_BETWEEN_HOSTS,
-    # A tree's root sends the array to several hosts. On three hosts of two ranks a ring took 0.6 to
-    # 0.8 of the time of a tree with 1 Gbit/s, and 0.8 to 1.2 without a limit; on three and four of
-    # one rank 0.7 to 0.9, and 1.1 to 1.7, where all hosts shared two cores. Two segments do not
-    # fill one of five hosts and more.
+    # A tree's root sends the array to several hosts. With 1 Gbit/s a ring took 0.50 to 0.53 of the
+    # time of a tree from 64 to 256 KiB on three hosts of one and two ranks and on four of one.
+    # Without a limit, where all hosts shared two cores, it took 1.0 to 1.7 of it up to 256 KiB, and
+    # 0.8 to 1.3 beyond. A few segments do not fill one of five hosts and more.
     Rule(
         "broadcast",
         "ring",
-        above_bytes=256 * KiB,
+        above_bytes=32 * KiB,
         least_ranks=3,
         most_ranks=4,
         between_hosts=True,

@@ -35,6 +35,7 @@ from cydist._native.pipeline cimport (
     PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, copy, largest, release_buffer,
     pipe_close,
     pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size, segments_in,
+    shorter_segment,
 )
 
 
@@ -252,7 +253,8 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef int target = -1 if next_rank(t) == c.root else next_rank(t)
     cdef size_t i
     cdef Pipe pipe
-    shorter.segment_bytes //= 2     # each rank of the chain waits for the whole of the first
+    # Each rank of the chain waits for the whole of the first.
+    shorter.segment_bytes = shorter_segment(c.segment_bytes, 2)
     segment = segment_size(&shorter, 1, whole.nbytes, 1)
     total = segments_in(whole.nbytes, segment)
     pipe_open(&pipe, c, total)

@@ -265,7 +265,7 @@ def test_each_byte_of_a_long_call_crosses_once(schedule):
         assert least <= sum(schedule.between_hosts()[0]) <= 1.03 * least
 
 
-LEAST_SEGMENT_BYTES = 32768  # of hierarchy.pxd
+LEAST_SEGMENT_BYTES = 32768  # of pipeline.pxd
 EVEN = ("2+2", "round-robin", "4x3", "5x4-in-blocks")
 RINGS = [("all_gather", "lanes"), ("reduce_scatter", "lanes")]
 
