@@ -5,3 +5,4 @@ from cydist._native.abi cimport Call, Comm
 
 cdef int broadcast(Comm *t, Call *c) noexcept nogil
 cdef int reduce(Comm *t, Call *c) noexcept nogil
+cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil

@@ -17,7 +17,6 @@ from cydist.bench.schedules import EAGER_BYTES, SEGMENT_BYTES, Level, Line, Mach
 
 MOST_RECORDED_ACROSS = 256
 MOST_SEGMENTS = 1 << 14  # times hosts, of a part that is recorded
-PIPE_DEPTH = 4  # of cydist/_native/pipeline.pxd
 BROADCAST_SEGMENT_BYTES = SEGMENT_BYTES // 2  # along a chain
 LEAST_SEGMENT_BYTES = 32768  # of a lane: of cydist/_native/pipeline.pxd
 
@@ -67,6 +66,9 @@ RINGS_OF_HOSTS = {
     ("reduce_scatter", "lanes"): "reduce_scatter",
 }
 HIERARCHICAL = frozenset({*COMPOSED, *RINGS_OF_HOSTS})
+# An all_reduce by lanes of more than one of them goes in stretches: of lane_stretches.pyx.
+STRETCH_BYTES = 1 << 20
+PART_BYTES = 16384
 
 
 class NotPricedError(ValueError):
@@ -95,7 +97,7 @@ class Rounds:
         """Return what they take in blocks of `each` ranks on a host."""
         inner = _one_way(machine.inside, self.nbytes, 1)
         if self.pattern == "tree":
-            outer = _one_way(machine.between, self.nbytes, 1, both_ways=False)
+            outer = _one_way(machine.between, self.nbytes, 1)
             return outer if self.distance >= each else inner
         if self.pattern == "chain":
             return self._chain(each, machine)
@@ -104,29 +106,24 @@ class Rounds:
             entries = math.ceil(self.count / each)
             chain = entries * outer + (self.count - entries) * inner
             # And each host's wire carries a message of every round.
-            wire = machine.between.carries(self.nbytes, both_ways=True)
+            wire = self.nbytes * machine.between.wire
             return max(chain, self.count * wire + outer)
         return self.count * (outer if self.distance >= each else inner)
 
     def _chain(self, each: int, machine: Machine) -> float:
         """Return how long the first message takes, and how long the others come after it."""
         level, more = machine.between, self.count - 1
-        filling = min(more, PIPE_DEPTH - 1)  # messages that find idle links
         entries = (self.distance - 1) // each
-        outer = _one_way(level, self.nbytes, 1, both_ways=more > 0)
+        outer = _one_way(level, self.nbytes, 1)
         inner = _one_way(machine.inside, self.nbytes, 1)
-        ends = 2 * _end(level, self.nbytes)
-        idle = max(ends, level.carries(self.nbytes, both_ways=False))
-        busy = max(ends, level.carries(self.nbytes, both_ways=True))
-        hops = entries * outer + (self.distance - 1 - entries) * inner
-        return hops + filling * idle + (more - filling) * busy
+        busy = max(2 * _end(level, self.nbytes), self.nbytes * level.wire)
+        return entries * outer + (self.distance - 1 - entries) * inner + more * busy
 
 
-def _one_way(level: Level, nbytes: int, at_once: int, both_ways: bool = True) -> float:
+def _one_way(level: Level, nbytes: int, at_once: int) -> float:
     """Return the seconds of a message, one of `at_once` that share a wire."""
     asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
-    wire = level.carries(nbytes, both_ways=both_ways)
-    return 2 * _end(level, nbytes) + asked + level.latency + at_once * wire
+    return 2 * _end(level, nbytes) + asked + level.latency + at_once * nbytes * level.wire
 
 
 def _end(level: Level, nbytes: int) -> float:
@@ -189,9 +186,7 @@ def _tree_period(many: Sequence[Rounds], each: int, machine: Machine) -> float:
     level, nbytes = machine.between, many[-1].nbytes
     across = sum(some.distance >= each for some in many)
     asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
-    wire = (across - 1) * level.carries(nbytes, both_ways=False)
-    wire += level.carries(nbytes, both_ways=True)
-    return wire + _end(level, nbytes) + asked + level.latency
+    return across * nbytes * level.wire + _end(level, nbytes) + asked + level.latency
 
 
 @functools.lru_cache(maxsize=64)
@@ -211,6 +206,10 @@ def hierarchical(
     """Return the seconds of a hierarchical call in equal blocks, which is one of HIERARCHICAL."""
     if key in RINGS_OF_HOSTS:
         return _ring_of_hosts(key, nbytes, hosts, each, machine, windows)
+    stretch = max(STRETCH_BYTES, hosts * each * PART_BYTES)
+    if key == ("all_reduce", "lanes") and nbytes > stretch:
+        count = math.ceil(nbytes / stretch)
+        return _stretches(count, nbytes // count, hosts, each, machine, windows)
     seconds = 0.0
     for where, collective, part, at_once in COMPOSED[key](nbytes, hosts, each):
         if where == "local":
@@ -221,7 +220,7 @@ def hierarchical(
             most = SEGMENT_BYTES if where == "onward" else BROADCAST_SEGMENT_BYTES
             segments, segment = _segments(part, most)
             seconds += Rounds("chain", segments, hosts, segment).seconds(1, machine)
-            seconds += (at_once - 1) * segments * machine.between.carries(segment, both_ways=True)
+            seconds += (at_once - 1) * segments * segment * machine.between.wire
         else:
             shared = replace(machine.between, wire=at_once * machine.between.wire)
             seconds += _across(collective, hosts, part, replace(machine, between=shared))
@@ -265,10 +264,34 @@ def _ring_of_hosts(
     one, all_lanes = _one_way(level, segment, 1), _one_way(level, segment, each * segments)
     ends = 2 * segments * _end(level, segment)
     step = max(
-        each * segments * level.carries(segment, both_ways=True),  # the wire is busy
+        each * segments * segment * level.wire,  # the wire is busy
         one,  # or a lane passes on what has just come
         ends + meanwhile,  # or the cores are busy
         # or a host's lanes start together, after a block that the slowest of them had to wait for
         (all_lanes + meanwhile) / 2,
     )
     return meanwhile + max(all_lanes, ends + meanwhile) + (hosts - 2) * step
+
+
+def _stretches(
+    count: int, nbytes: int, hosts: int, each: int, machine: Machine, windows: bool
+) -> float:
+    """Return the seconds of an all_reduce whose stretches go round the hosts one after another.
+    The last one, which may be shorter, makes all of them a little shorter here.
+
+    In each step the hosts' ranks reduce one stretch and share another, while some are between the
+    hosts, each in another hop.
+    """
+    level, hops = machine.between, 2 * (hosts - 1)
+    reduce = _local("reduce_scatter", each, nbytes, machine, windows)
+    share = _local("all_gather", each, nbytes, machine, windows)
+    segments, segment = _segments(nbytes // (hosts * each))
+    ends = 2 * segments * _end(level, segment)
+    one = _one_way(level, segment, segments)
+    wire = each * segments * segment * level.wire
+    seconds = 0.0
+    for i in range(count + hops):
+        active = min(i, hops, count, count + hops - i)
+        here = reduce * (i < count) + share * (i >= hops) + active * ends
+        seconds += max(here, active * wire, one if active else 0.0)
+    return seconds

@@ -28,7 +28,6 @@ WHOLE = ("broadcast", "all_reduce", "reduce", "scan", "exscan")
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
 
-NEVER = 1 << 62  # bytes: no message is so long
 Line = tuple[str, int, int, int, int]
 
 
@@ -45,21 +44,12 @@ class Level:
         overhead: Of a core, at each end.
         copying: Of a core, for each byte at each end.
         wire: Of the link of a host, for each byte.
-        window: Bytes of a message that are sent before one is acknowledged. Those beyond take twice
-            the wire's time on a link whose other way is busy, if acknowledgements queue behind
-            data.
     """
 
     latency: float
     overhead: float
     copying: float = 0.0
     wire: float = 0.0
-    window: int = NEVER
-
-    def carries(self, nbytes: int, *, both_ways: bool) -> float:
-        """Return the seconds of a message on the wire, whose other way may be busy."""
-        waiting = max(0, nbytes - self.window) if both_ways else 0
-        return (nbytes + waiting) * self.wire
 
 
 @dataclass(frozen=True)
@@ -284,14 +274,12 @@ class Player:
         if self._hosts[source] != self._hosts[target]:
             here, there = self._hosts[source], self._hosts[target]
             start = max(start, self._egress[here])
-            # Acknowledgements and data of the other way wait for each other.
-            both_ways = max(self._ingress[here], self._egress[there]) > start + level.latency
-            busy = level.carries(message.nbytes, both_ways=both_ways)
+            busy = message.nbytes * level.wire
             self._egress[here] = start + busy
             first = max(start + level.latency, self._ingress[there])
             self._ingress[there] = message.arrival = first + busy
         else:
-            message.arrival = start + level.latency + level.carries(message.nbytes, both_ways=False)
+            message.arrival = start + level.latency + message.nbytes * level.wire
         self._finish(message.sent, message.sent_at if eager else message.arrival, 0.0)
 
     def _finish(self, line: tuple[int, int], at: float, work: float) -> None:

@@ -26,10 +26,15 @@ from cydist._native.hierarchy cimport (
     Hosts, call_like, exchange_depth, free_scratch, gather_here, hosts_of, lane_segment, member_at,
     members_on, reduce_here,
 )
+from cydist._native.leaders cimport reduce_scatter as reduce_scatter_by_leaders
 from cydist._native.pipeline cimport (
     combine, complete, conclude, copy, largest, post_recv, post_send, segment_of, segment_size,
-    segments_in, withdraw,
+    segments_in, total, withdraw,
 )
+
+
+cdef enum:
+    BYTES_OF_ONE_LANE = 131072      # of a reduce_scatter: up to so many, leaders do it faster
 
 
 ctypedef struct Ring:           # the messages of a lane
@@ -272,6 +277,8 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
     cdef int most = most_blocks(t) if h.local.comm.rank < h.lanes else 1
     cdef Partials s
     cdef int status = NO_MEMORY
+    if h.lanes == 1 and total(c.inputs, t.size) <= BYTES_OF_ONE_LANE:
+        return reduce_scatter_by_leaders(t, c)
     s.room = largest(c.inputs, t.size)
     s.taken = s.passed = 0
     s.some = <Block *>malloc(h.local.comm.size * sizeof(Block))
