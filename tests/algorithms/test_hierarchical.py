@@ -192,7 +192,7 @@ def test_avg_divides_once(ranks, row, placement):
         case.check(group.run(case, name))
 
 
-STRETCH_BYTES = 1 << 20  # of a long all_reduce by lanes
+STRETCH_BYTES = 1 << 20  # of a long all_reduce by lanes, and of a broadcast between two hosts
 LONG_SUMS = {
     "sum": {},
     "in-place": {"in_place": True},
@@ -218,6 +218,16 @@ def test_a_sum_of_several_stretches(ranks, placement, given, segment):
     for count in (STRETCH_BYTES // itemsize + 1, 5 * STRETCH_BYTES // (2 * itemsize) + 3):
         case = Case("all_reduce", group.size, count, **LONG_SUMS[given])
         case.check(group.run(case, "lanes", segment=segment))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_broadcast_of_several_stretches(ranks, placement):
+    """From each root; the last one is one byte long, or half as long as the others."""
+    group = ranks(placement, "shm")
+    for count in (STRETCH_BYTES + 1, 5 * STRETCH_BYTES // 2):
+        for root in range(group.size):
+            case = Case("broadcast", group.size, count, dtype="uint8", root=root)
+            case.check(group.run(case, "lanes", segment=1 << 18))
 
 
 @pytest.mark.parametrize("count", [1000, STRETCH_BYTES])
@@ -518,7 +528,8 @@ def test_rows_measured_on_several_hosts_hold_for_their_placement():
 @pytest.mark.parametrize(
     ("nbytes", "ranks", "between_hosts", "expected"),
     [
-        (1 << 18, 3, True, b"tree"),
+        (1 << 15, 3, True, b"tree"),
+        (1 << 16, 3, True, b"ring"),
         (1 << 19, 3, True, b"ring"),
         (1 << 23, 4, True, b"ring"),
         (1 << 19, 5, True, b"tree"),

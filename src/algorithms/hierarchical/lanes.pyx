@@ -8,9 +8,9 @@ h is the number of hosts: each byte crosses once for each host that needs it, wh
 placed. Lane k is the k-th rank of every host; there are as many as the host with the fewest ranks
 has, and further ranks are in none. Where that is one, a reduce and a broadcast go by leaders, where
 the root itself talks to the other hosts. An array is cut into a block for each lane; lane_rings.pyx
-has the collectives of a block for each rank. Best for long calls, where one rank alone does not
-keep the wire busy. Partial sums of hosts travel in the array's dtype, and round once for each host;
-reductions must commute.
+has the collectives of a block for each rank, and lane_stretches.pyx a long all_reduce. Best for
+long calls, where one rank alone does not keep the wire busy. Partial sums of hosts travel in the
+array's dtype, and round once for each host; reductions must commute.
 
 Two hosts of two ranks, all_reduce of blocks 0 and 1:
 
@@ -37,6 +37,11 @@ from cydist._native.hierarchy cimport (
 )
 from cydist._native.lane_stretches cimport all_reduce_in_stretches, has_stretches
 from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
+from cydist._native.pipeline cimport segment_of, segments_in
+
+
+cdef enum:
+    STRETCH_BYTES = 1048576     # of a broadcast to one other host
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
@@ -71,23 +76,35 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
 
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef int place = h.local.comm.rank
-    cdef bint here = h.host[c.root] == h.here
-    cdef Block *blocks
-    cdef Call inner
+    cdef Block whole = c.outputs[0]
+    # With more hosts some would pass on a stretch only once they have shared the one before.
+    cdef size_t stretch = STRETCH_BYTES if h.count == 2 else max(whole.nbytes, <size_t>1), i
     cdef int status = OK
     if h.lanes == 1:
         return broadcast_by_leaders(t, c)
-    blocks = lane_blocks(h, c.outputs[0], 1)
+    patiently(c)
+    for i in range(segments_in(whole.nbytes, stretch)):
+        if status == OK:
+            status = broadcast_stretch(t, c, segment_of(whole, i, stretch))
+    return status
+
+
+cdef int broadcast_stretch(Comm *t, Call *c, Block data) noexcept nogil:
+    """Send it from the root's host, while the other host shares an earlier one."""
+    cdef Hosts *h = hosts_of(t)
+    cdef int place = h.local.comm.rank
+    cdef bint here = h.host[c.root] == h.here
+    cdef Block *blocks = lane_blocks(h, data, 1)
+    cdef Call inner
+    cdef int status = OK
     if blocks == NULL:
         return NO_MEMORY
-    patiently(c)
     if here:
         inner = call_like(c)
         inner.root = h.place[c.root]
-        inner.inputs = c.outputs
-        inner.outputs = c.outputs
-        status = run_part(&h.local, c, &inner, BROADCAST, c.outputs[0].nbytes)
+        inner.inputs = &data
+        inner.outputs = &data
+        status = run_part(&h.local, c, &inner, BROADCAST, data.nbytes)
     if status == OK and place < h.lanes:
         inner = call_like(c)
         inner.root = h.host[c.root]
@@ -95,7 +112,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
         inner.outputs = &blocks[place]
         status = run_part(across_at(t, place, -1), c, &inner, BROADCAST, blocks[0].nbytes)
     if status == OK and not here:
-        status = gather_here(t, c, &blocks[place], blocks, c.outputs[0].nbytes)
+        status = gather_here(t, c, &blocks[place], blocks, data.nbytes)
     free_scratch(t, c, blocks)
     return status
 
