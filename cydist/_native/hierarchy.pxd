@@ -25,7 +25,7 @@ cdef enum:
     BUNDLED_BYTES = 8192        # blocks between two hosts up to this many are one message
     # A rank that sends and receives at once has sent about so many bytes, or two messages, more
     # than it has received, at most. So neither way fills the queues of a slow network, where
-    # acknowledgements of the other would wait.
+    # acknowledgements of the other would wait. Of an all_reduce in stretches each hop counts alone.
     EXCHANGE_AHEAD = 131072
 
 

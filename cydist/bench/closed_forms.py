@@ -17,8 +17,7 @@ from cydist.bench.schedules import EAGER_BYTES, SEGMENT_BYTES, Level, Line, Mach
 
 MOST_RECORDED_ACROSS = 256
 MOST_SEGMENTS = 1 << 14  # times hosts, of a part that is recorded
-BROADCAST_SEGMENT_BYTES = SEGMENT_BYTES // 2  # along a chain
-LEAST_SEGMENT_BYTES = 32768  # of a lane: of cydist/_native/pipeline.pxd
+LEAST_SEGMENT_BYTES = 32768  # of cydist/_native/pipeline.pxd
 
 Key = tuple[str, str]
 # What a hierarchical call is made of, for `n` bytes and `each` ranks on a host: (where, collective,
@@ -68,7 +67,7 @@ RINGS_OF_HOSTS = {
 HIERARCHICAL = frozenset({*COMPOSED, *RINGS_OF_HOSTS})
 # An all_reduce by lanes of more than one of them goes in stretches: of lane_stretches.pyx.
 STRETCH_BYTES = 1 << 20
-PART_BYTES = 16384
+PART_BYTES = 65536
 
 
 class NotPricedError(ValueError):
@@ -151,7 +150,7 @@ def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
     if key == ("all_to_all", "bruck"):
         return [Rounds("shift", 1, d, n // 2) for d in doubling]
     if key == ("broadcast", "ring"):
-        segments, segment = _segments(n, BROADCAST_SEGMENT_BYTES)
+        segments, segment = _segments_of_broadcast(n)
         return [Rounds("chain", segments, p, segment)]
     if key == ("broadcast", "tree") or (key == ("reduce", "tree") and segments == 1):
         return [Rounds("tree", segments, d, segment) for d in doubling]
@@ -166,6 +165,11 @@ def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
 def _segments(nbytes: int, most: int = SEGMENT_BYTES) -> tuple[int, int]:
     """Return how many messages carry an array one after another, and the bytes of each."""
     return max(1, math.ceil(nbytes / most)), min(nbytes, most)
+
+
+def _segments_of_broadcast(nbytes: int) -> tuple[int, int]:
+    """Return the same of a broadcast along a chain, whose ranks wait for the first."""
+    return _segments(nbytes, min(SEGMENT_BYTES // 2, max(nbytes // 4, LEAST_SEGMENT_BYTES)))
 
 
 def by_rounds(many: Sequence[Rounds], each: int, machine: Machine) -> float:
@@ -217,8 +221,8 @@ def hierarchical(
             continue
         if where == "onward" or (at_once > 1 and _is_chain(collective, hosts, part)):
             # One lane has the wire while another waits.
-            most = SEGMENT_BYTES if where == "onward" else BROADCAST_SEGMENT_BYTES
-            segments, segment = _segments(part, most)
+            cut = _segments if where == "onward" else _segments_of_broadcast
+            segments, segment = cut(part)
             seconds += Rounds("chain", segments, hosts, segment).seconds(1, machine)
             seconds += (at_once - 1) * segments * segment * machine.between.wire
         else:

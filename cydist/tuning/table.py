@@ -289,10 +289,10 @@ TABLE = (
         for each, ours in MOST_OF_OURS_FOR_TWO.items()
     ),
     *LIBRARIES_BETWEEN_HOSTS,
-    # A tree's root sends the array to several hosts. With 1 Gbit/s a ring took 0.50 to 0.53 of the
-    # time of a tree from 64 to 256 KiB on three hosts of one and two ranks and on four of one.
-    # Without a limit, where all hosts shared two cores, it took 1.0 to 1.7 of it up to 256 KiB, and
-    # 0.8 to 1.3 beyond. A few segments do not fill one of five hosts and more.
+    # A tree's root sends the array to several hosts. With 1 Gbit/s, calls that follow each other
+    # took 0.50 to 0.53 of the time of a tree from 64 to 256 KiB, on three hosts of one and two
+    # ranks and on four of one. Without a limit, where all hosts shared two cores, they took 1.2 to
+    # 2.0 of it. A few segments do not fill one of five hosts and more.
     Rule(
         "broadcast",
         "ring",

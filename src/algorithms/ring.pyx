@@ -253,8 +253,10 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef int target = -1 if next_rank(t) == c.root else next_rank(t)
     cdef size_t i
     cdef Pipe pipe
-    # Each rank of the chain waits for the whole of the first.
-    shorter.segment_bytes = shorter_segment(c.segment_bytes, 2)
+    # Each rank of the chain waits for the whole of the first: at most a quarter of the array.
+    shorter.segment_bytes = shorter_segment(
+        c.segment_bytes, max(4 * c.segment_bytes // max(whole.nbytes, <size_t>1), <size_t>2)
+    )
     segment = segment_size(&shorter, 1, whole.nbytes, 1)
     total = segments_in(whole.nbytes, segment)
     pipe_open(&pipe, c, total)

@@ -36,7 +36,9 @@ from cydist._native.pipeline cimport (
 
 cdef enum:
     STRETCH_BYTES = 1048576     # at least
-    PART_BYTES = 16384          # of a lane and a host, at least: each message costs more
+    # Of a lane and a host, at least. With less a ring of many hosts is not worth its steps, as in
+    # the rows of the tuning table.
+    PART_BYTES = 65536
 
 
 ctypedef struct Stretches:

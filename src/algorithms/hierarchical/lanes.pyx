@@ -7,10 +7,11 @@
 h is the number of hosts: each byte crosses once for each host that needs it, wherever the ranks are
 placed. Lane k is the k-th rank of every host; there are as many as the host with the fewest ranks
 has, and further ranks are in none. Where that is one, a reduce and a broadcast go by leaders, where
-the root itself talks to the other hosts. An array is cut into a block for each lane; lane_rings.pyx
-has the collectives of a block for each rank, and lane_stretches.pyx a long all_reduce. Best for
-long calls, where one rank alone does not keep the wire busy. Partial sums of hosts travel in the
-array's dtype, and round once for each host; reductions must commute.
+the root itself talks to the other hosts, and so does a short reduce_scatter. An array is cut into a
+block for each lane; lane_rings.pyx has the collectives of a block for each rank, and
+lane_stretches.pyx a long all_reduce. Best for long calls, where one rank alone does not keep the
+wire busy. Partial sums of hosts travel in the array's dtype, and round once for each host;
+reductions must commute.
 
 Two hosts of two ranks, all_reduce of blocks 0 and 1:
 
