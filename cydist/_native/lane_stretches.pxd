@@ -1,6 +1,10 @@
-"""A long all_reduce of lanes.pyx, which goes stretch by stretch."""
+"""A long all_reduce of lanes.pyx, which goes stretch by stretch, and how long a stretch is."""
 
 from cydist._native.abi cimport Call, Comm
+
+
+cdef enum:
+    STRETCH_BYTES = 1048576     # at least
 
 
 # Return whether a call is so long.

@@ -285,6 +285,28 @@ def test_blocks_travel_in_segments(row, placement):
     assert segment - UNIT < max(between) <= segment
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "segment"),
+    [(1 << 14, 1 << 14), (1 << 16, 1 << 15), (1 << 18, 1 << 16), (1 << 20, 1 << 17)],
+)
+def test_a_chain_waits_for_a_quarter_of_the_array_at_most(nbytes, segment):
+    """Of a short one for 32 KiB, and of a long one for half a segment."""
+    found = HierarchicalSchedule(("broadcast", "ring"), range(4), nbytes)
+    assert {size for sizes in found.messages("send").values() for size in sizes} == {segment}
+
+
+def test_stretches_are_longer_where_there_are_many_lanes():
+    """So that each lane sends another host 64 KiB at once."""
+    found = recorded(("all_reduce", "lanes"), "2x16", 4 * MiB, 0)
+    between = {
+        size
+        for (source, target), sizes in found.messages("send").items()
+        for size in sizes
+        if found.hosts[source] != found.hosts[target]
+    }
+    assert between == {65536}
+
+
 EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter")
 
 

@@ -35,7 +35,6 @@ from cydist._native.pipeline cimport (
 
 
 cdef enum:
-    STRETCH_BYTES = 1048576     # at least
     # Of a lane and a host, at least. With less a ring of many hosts is not worth its steps, as in
     # the rows of the tuning table.
     PART_BYTES = 65536

@@ -36,13 +36,11 @@ from cydist._native.hierarchy cimport (
     Hosts, across_at, call_like, free_scratch, gather_here, hosts_of, is_host_sum, lane_blocks,
     prepared, reduce_here, run_part,
 )
-from cydist._native.lane_stretches cimport all_reduce_in_stretches, has_stretches
+from cydist._native.lane_stretches cimport (
+    STRETCH_BYTES, all_reduce_in_stretches, has_stretches,
+)
 from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
 from cydist._native.pipeline cimport segment_of, segments_in
-
-
-cdef enum:
-    STRETCH_BYTES = 1048576     # of a broadcast to one other host
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
