@@ -8,7 +8,7 @@ their messages cannot be mistaken for each other's.
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from cydist._native.abi cimport MISMATCH, Block, Call, Comm, Reduction
+from cydist._native.abi cimport MISMATCH, Algorithm, Block, Call, Comm, Reduction
 from cydist._native.algorithm_table cimport SIZE_CLASSES, Choice
 from cydist._native.pipeline cimport shorter_segment
 
@@ -27,6 +27,10 @@ cdef enum:
     # than it has received, at most. So neither way fills the queues of a slow network, where
     # acknowledgements of the other would wait. Of an all_reduce in stretches each hop counts alone.
     EXCHANGE_AHEAD = 131072
+    # A call that needs memory as long as its array takes so much of the array at once. What is more
+    # than 32 MiB comes anew from the system in each call, which takes longer than the call itself.
+    SCRATCH_BYTES = 4194304
+    PART_BYTES = 65536          # of a lane, at least, where an array is cut
 
 
 ctypedef struct Hosts:
@@ -102,6 +106,10 @@ cdef int gather_here(Comm *t, Call *c, const Block *own, const Block *blocks,
 # Return the blocks of this host's ranks if an array is cut into one for each lane, empty for those
 # that are in no lane; NULL: no memory. To be freed.
 cdef Block *lane_blocks(const Hosts *h, Block whole, size_t unit) noexcept nogil
+
+# Run an algorithm on one stretch of the array after another, of about so many bytes, or of
+# PART_BYTES for each lane. Ranks may be in different ones.
+cdef int in_stretches(Comm *t, Call *c, size_t nbytes, Algorithm run) noexcept nogil
 
 # Return a reduction without the last step, and one without the first: a group's result is finished
 # once, where the parts' results come together.

@@ -115,19 +115,19 @@ class Rounds:
         entries = (self.distance - 1) // each
         outer = _one_way(level, self.nbytes, 1)
         inner = _one_way(machine.inside, self.nbytes, 1)
-        busy = max(2 * _end(level, self.nbytes), self.nbytes * level.wire)
+        busy = max(_ends(level, self.nbytes), self.nbytes * level.wire)
         return entries * outer + (self.distance - 1 - entries) * inner + more * busy
 
 
 def _one_way(level: Level, nbytes: int, at_once: int) -> float:
     """Return the seconds of a message, one of `at_once` that share a wire."""
     asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
-    return 2 * _end(level, nbytes) + asked + level.latency + at_once * nbytes * level.wire
+    return _ends(level, nbytes) + asked + level.latency + at_once * nbytes * level.wire
 
 
-def _end(level: Level, nbytes: int) -> float:
-    """Return the seconds that a message takes of a core at each end."""
-    return level.overhead + nbytes * level.copying
+def _ends(level: Level, nbytes: int) -> float:
+    """Return the seconds that a rank needs to send a message and to take one."""
+    return level.post(nbytes) + level.take(nbytes)
 
 
 def rounds(key: Key, p: int, n: int) -> list[Rounds] | None:
@@ -190,7 +190,7 @@ def _tree_period(many: Sequence[Rounds], each: int, machine: Machine) -> float:
     level, nbytes = machine.between, many[-1].nbytes
     across = sum(some.distance >= each for some in many)
     asked = 2 * level.latency if nbytes > EAGER_BYTES else 0.0
-    return across * nbytes * level.wire + _end(level, nbytes) + asked + level.latency
+    return across * nbytes * level.wire + level.post(nbytes) + asked + level.latency
 
 
 @functools.lru_cache(maxsize=64)
@@ -266,7 +266,7 @@ def _ring_of_hosts(
     meanwhile = _local(RINGS_OF_HOSTS[key], each, nbytes // hosts, machine, windows)
     segments, segment = _segments(block, max(SEGMENT_BYTES // each, LEAST_SEGMENT_BYTES))
     one, all_lanes = _one_way(level, segment, 1), _one_way(level, segment, each * segments)
-    ends = 2 * segments * _end(level, segment)
+    ends = segments * _ends(level, segment)
     step = max(
         each * segments * segment * level.wire,  # the wire is busy
         one,  # or a lane passes on what has just come
@@ -290,7 +290,7 @@ def _stretches(
     reduce = _local("reduce_scatter", each, nbytes, machine, windows)
     share = _local("all_gather", each, nbytes, machine, windows)
     segments, segment = _segments(nbytes // (hosts * each))
-    ends = 2 * segments * _end(level, segment)
+    ends = segments * _ends(level, segment)
     one = _one_way(level, segment, segments)
     wire = each * segments * segment * level.wire
     seconds = 0.0

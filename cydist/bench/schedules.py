@@ -41,15 +41,25 @@ class Level:
 
     Attributes:
         latency: From the sender to the receiver.
-        overhead: Of a core, at each end.
+        sending: Of the sender's core.
+        receiving: Of the receiver's core.
         copying: Of a core, for each byte at each end.
         wire: Of the link of a host, for each byte.
     """
 
     latency: float
-    overhead: float
+    sending: float
+    receiving: float
     copying: float = 0.0
     wire: float = 0.0
+
+    def post(self, nbytes: int) -> float:
+        """Return what a message takes of its sender's core."""
+        return self.sending + nbytes * self.copying
+
+    def take(self, nbytes: int) -> float:
+        """Return what a message takes of its receiver's core."""
+        return self.receiving + nbytes * self.copying
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,8 @@ class Machine:
     Attributes:
         inside: Messages between ranks of one host.
         between: Messages between hosts.
-        together: together(collective, ranks, nbytes): seconds of a collective through windows.
+        together: together(collective, ranks, nbytes): seconds of a core that each rank needs for
+            a collective through windows.
         cores: That all ranks share; 0: each rank has one of its own.
         spin: Seconds for which a rank that waits for a message keeps its core, on a host with at
             most as many ranks as `cores`. On others it yields at once.
@@ -79,7 +90,7 @@ class Machine:
 
 
 # Every message takes a unit of time and nothing else does; no send ends before its receive.
-STEPS = Machine(Level(1.0, 0.0), Level(1.0, 0.0), buffered=False)
+STEPS = Machine(Level(1.0, 0.0, 0.0), Level(1.0, 0.0, 0.0), buffered=False)
 
 
 def blocks(
@@ -243,8 +254,7 @@ class Player:
         message = others.popleft() if others else _Message()
         line = (rank, self._at[rank])
         if sending:
-            level = self._level(rank, peer)
-            self._work(rank, level.overhead + nbytes * level.copying)
+            self._work(rank, self._level(rank, peer).post(nbytes))
             message.nbytes, message.sent, message.sent_at = nbytes, line, self._clock[rank]
         else:
             message.received, message.posted_at = line, self._clock[rank]
@@ -257,10 +267,9 @@ class Player:
         if message.posted_at is None:
             mine.append(message)
         else:
-            level = self._level(*key[:2])
             assert message.arrival is not None
             end = max(message.arrival, message.posted_at)
-            self._finish(message.received, end, level.overhead + message.nbytes * level.copying)
+            self._finish(message.received, end, self._level(*key[:2]).take(message.nbytes))
 
     def _transfer(self, message: _Message, source: int, target: int, eager: bool) -> None:
         """Send a message over the links of its hosts, and end its send."""

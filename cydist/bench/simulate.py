@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import functools
 import importlib
 import json
 import math
@@ -29,7 +30,7 @@ from cydist.bench.closed_forms import (
 from cydist.bench.job import rate
 from cydist.bench.options import checked, local_parser, size
 from cydist.bench.plot import size_text
-from cydist.bench.schedules import WHOLE, Level, Machine, play, play_in_a_row, record
+from cydist.bench.schedules import WHOLE, Level, Line, Machine, play, play_in_a_row, record
 from cydist.tuning import table as tuning_table
 
 RECORDED = 1024
@@ -60,45 +61,35 @@ class Constants:
     """The contents of a file of constants; see `load`."""
 
     inside: Level
-    between: Level
+    between: Level  # without a limit
     local: Local
     cells: Sequence[Mapping[str, Any]]
-    limited: Level | None = None  # between hosts, with the limit that cells have
-    limit: float = 0.0  # bits per second
+    limit: float = 0.0  # bits per second of the link that some cells have
+    limited: float = 0.0  # seconds of that link for each byte
     switch: float = 0.0
     cores: int = 0  # that all ranks shared where cells were measured
     header: Mapping[str, str] = field(default_factory=dict)  # of the measurement
 
     def together(self, collective: str, ranks: int, nbytes: int) -> float:
-        """Return the seconds of a collective of a host's ranks through windows.
+        """Return the seconds of a core that each of a host's ranks needs for a collective through
+        windows. More ranks than cores took turns on these while they were measured.
 
         Raises KeyError if no group of that size was measured.
         """
         points = self.local[collective, ranks]  # its key says what is missing
-        at = bisect.bisect_left([each for each, _ in points], nbytes)
-        if at == 0:
-            return points[0][1]
-        if at == len(points):
-            (low, before), (high, after) = points[-2:] if at > 1 else [(0, 0.0), points[-1]]
-        else:
-            (low, before), (high, after) = points[at - 1 : at + 1]
-        return before + (after - before) * (nbytes - low) / (high - low)
+        return _interpolated(points, nbytes) * min(1.0, (self.cores or ranks) / ranks)
 
     def machine(self, bits_per_second: float | None, cores: int = 0) -> Machine:
         """Return the machine with these constants, with a link of this rate between hosts."""
         between = self.between
-        if bits_per_second is not None and self.limited is not None:
-            wire = self.limited.wire * self.limit / bits_per_second
-            between = replace(self.limited, wire=max(self.between.wire, wire))
-        elif bits_per_second is not None:
-            between = replace(between, wire=max(between.wire, 8 / bits_per_second))
+        if bits_per_second is not None:
+            wire = self.limited * self.limit / bits_per_second or 8 / bits_per_second
+            # Both ends copy while bytes are on the wire: the slower of the two decides.
+            between = replace(between, copying=max(0.0, between.copying - wire / 2), wire=wire)
         if not cores:
             return Machine(self.inside, between, self.together)
-        # The cores that all ranks share copy the bytes that ranks of a host exchange.
-        copying = self.inside.copying + self.inside.wire / 2
-        inside = replace(self.inside, copying=copying, wire=0.0)
         return Machine(
-            inside, between, self.together, cores, spin=SPIN, spin_together=SPIN_TOGETHER,
+            self.inside, between, self.together, cores, spin=SPIN, spin_together=SPIN_TOGETHER,
             switch=self.switch,
         )  # fmt: skip
 
@@ -120,6 +111,17 @@ class Constants:
         return f"off by {max(max(each, 1 / each) for each in factors):.1f}"
 
 
+def _interpolated(points: Sequence[tuple[int, float]], nbytes: int) -> float:
+    at = bisect.bisect_left([each for each, _ in points], nbytes)
+    if at == 0:
+        return points[0][1]
+    if at == len(points):
+        (low, before), (high, after) = points[-2:] if at > 1 else [(0, 0.0), points[-1]]
+    else:
+        (low, before), (high, after) = points[at - 1 : at + 1]
+    return before + (after - before) * (nbytes - low) / (high - low)
+
+
 def load(path: str) -> Constants:
     """Return the constants of a file that scripts/validate-model wrote. Raises ValueError."""
     try:
@@ -130,8 +132,8 @@ def load(path: str) -> Constants:
         }
         return Constants(
             Level(**found["inside"]), Level(**found["between"]), local, found["cells"],
-            Level(**found["limited"]) if found.get("limited") else None, found.get("limit", 0.0),
-            found.get("switch", 0.0), found.get("cores", 0), found.get("header", {}),
+            found.get("limit", 0.0), found.get("limited", 0.0), found.get("switch", 0.0),
+            found.get("cores", 0), found.get("header", {}),
         )  # fmt: skip
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
@@ -160,7 +162,7 @@ def price(
     each = ranks // hosts
     try:
         if places is not None:
-            logs = record(collective, name, places, nbytes, together=on_hosts and windows)
+            logs = _recorded(key, nbytes, tuple(places), on_hosts and windows)
             if sum(map(len, logs)) > MOST_MESSAGES:
                 raise NotPricedError("too many messages to play")
             how = play_in_a_row if in_a_row else play
@@ -173,6 +175,13 @@ def price(
     except KeyError as missing:
         raise NotPricedError(f"no constants of {missing} on a host") from None
     raise NotPricedError(f"no closed form for {ranks} ranks")
+
+
+@functools.lru_cache(maxsize=1024)
+def _recorded(
+    key: Key, nbytes: int, places: tuple[int, ...], together: bool
+) -> list[list[Line]]:  # fmt: skip
+    return record(*key, places, nbytes, together=together)
 
 
 def algorithms(collective: str) -> list[str]:
@@ -227,7 +236,8 @@ def constants_of(given: argparse.Namespace) -> Constants:
     """Return the constants of the file or of the options. Raises ValueError."""
     if given.constants is not None:
         return load(given.constants)
-    level = Level(given.latency * 1e-6, given.overhead * 1e-6, given.copying * 1e-9)
+    overhead = given.overhead * 1e-6
+    level = Level(given.latency * 1e-6, overhead, overhead, given.copying * 1e-9)
     return Constants(replace(level, latency=level.latency / 20), level, {}, [])
 
 

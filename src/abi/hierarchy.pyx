@@ -3,12 +3,12 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from cydist._native.abi cimport (
-    ALL_GATHER, ALL_REDUCE, OK, REDUCE_SCATTER, Block, Call, Comm,
+    ALL_GATHER, ALL_REDUCE, OK, REDUCE_SCATTER, Algorithm, Block, Call, Comm,
 )
 from cydist._native.algorithm_table cimport (
     ADAPTIVE, Choice, ChosenAlgorithms, choices_for_part, size_class,
 )
-from cydist._native.pipeline cimport block_of, release_buffer
+from cydist._native.pipeline cimport block_of, release_buffer, segment_of, segments_in
 
 
 ctypedef struct HostsMemory:    # what `new_hosts` allocates, with the arrays behind it
@@ -215,6 +215,27 @@ cdef Block *lane_blocks(const Hosts *h, Block whole, size_t unit) noexcept nogil
             if k < h.lanes:
                 blocks[k] = block_of(whole, k, h.lanes, unit)
     return blocks
+
+
+cdef int in_stretches(Comm *t, Call *c, size_t nbytes, Algorithm run) noexcept nogil:
+    cdef const Block *inputs = c.inputs
+    cdef const Block *outputs = c.outputs
+    cdef Block given, result
+    cdef size_t unit = c.op.itemsize if c.op != NULL else 1, i
+    cdef int status = OK
+    nbytes = max(nbytes, <size_t>hosts_of(t).lanes * PART_BYTES) // unit * unit
+    for i in range(segments_in(inputs[0].nbytes, nbytes)):
+        given = segment_of(inputs[0], i, nbytes)
+        c.inputs = &given
+        if outputs != NULL:
+            result = segment_of(outputs[0], i, nbytes)
+            c.outputs = &result
+        status = run(t, c)
+        if status != OK:
+            break
+    c.inputs = inputs
+    c.outputs = outputs
+    return status
 
 
 cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil:

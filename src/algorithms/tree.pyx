@@ -91,6 +91,12 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     return pipe_close(t, c, &pipe)
 
 
+cdef bint has_siblings(Comm *t, const TreePosition *place) noexcept nogil:
+    """Return whether the parent of this rank has other children, and so more to do than this."""
+    # The first child of u is u+1, and the next one u+2, which is there if u has neither of two bits.
+    return place.v & 1 == 0 or (place.v & 2 == 0 and place.v + 1 < t.size)
+
+
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
     cdef int top = c.root if c.op.commutative else 0
     cdef Block own = c.inputs[0], result
@@ -112,6 +118,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
     if t.rank == c.root:
         result = c.outputs[0]
     status = climb(t, c, &place, segment, result, buffers)
+    c.rendezvous = False
     if status == OK and top != c.root:
         status = exchange(t, c, last_step,
                           result.ptr, own.nbytes, c.root if t.rank == top else -1,
@@ -131,6 +138,7 @@ cdef int climb(Comm *t, Call *c, const TreePosition *place, size_t segment, Bloc
     cdef Block part, own
     cdef size_t i, bank
     cdef int child, status = OK
+    c.rendezvous = place.children_count == 0 and has_siblings(t, place)
     for child in range(2 * RANK_BITS):
         receives[child].status = OK
     sends[0].status = OK

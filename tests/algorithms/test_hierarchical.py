@@ -1,5 +1,6 @@
 """Hierarchical algorithms: ranks of which some share a host, and memory, and some do not."""
 
+import itertools
 import threading
 import time
 
@@ -228,6 +229,37 @@ def test_a_broadcast_of_several_stretches(ranks, placement):
         for root in range(group.size):
             case = Case("broadcast", group.size, count, dtype="uint8", root=root)
             case.check(group.run(case, "lanes", segment=1 << 18))
+
+
+SCRATCH_BYTES = 1 << 22  # of an array that a call takes at once if it needs memory for its sums
+LONG_CALLS = [
+    pytest.param(row, placement, id=f"{row_id(row)}-{placement}")
+    for row in [("reduce", "lanes"), ("reduce", "leaders"), ("reduce_scatter", "lanes"),
+                *itertools.product(("scan", "exscan"), ("lanes", "leaders"))]
+    for placement in PLACEMENTS
+    if placement in CONSECUTIVE or not tuning_table.NEEDS[row] & tuning_table.CONSECUTIVE
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["sum", "in-place", "premul-sum"])
+@pytest.mark.parametrize(("row", "placement"), LONG_CALLS)
+def test_a_call_of_several_stretches(ranks, row, placement, given):
+    """The last one has one element, or one of each block; the root is on any host."""
+    collective, name = row
+    group = ranks(placement, "shm")
+    blocks = group.size if collective == "reduce_scatter" else 1
+    count = (SCRATCH_BYTES // (4 * blocks) + 1) * blocks
+    for root in range(group.size) if collective == "reduce" else (0,):
+        case = Case(collective, group.size, count, root=root, **LONG_SUMS[given])
+        case.check(group.run(case, name, segment=1 << 18))
+
+
+def test_blocks_of_several_stretches_and_short_ones(ranks):
+    """A reduce_scatter goes on until the longest block is done."""
+    group = ranks("2+2+2-mixed", "shm")
+    sizes = [0, SCRATCH_BYTES // 4, 5, SCRATCH_BYTES // 8, 1, SCRATCH_BYTES // 24 + 1]
+    case = Case("reduce_scatter", group.size, 0, sizes=sizes)
+    case.check(group.run(case, "lanes", segment=1 << 18))
 
 
 @pytest.mark.parametrize("count", [1000, STRETCH_BYTES])

@@ -21,8 +21,8 @@ from cydist.bench.closed_forms import (
 from cydist.bench.schedules import Level, Line, Machine, play, record
 from cydist.bench.simulate import Constants, algorithms, load, price
 
-INSIDE = Level(1e-6, 1e-6, 1e-10, 1e-10)
-BETWEEN = Level(10e-6, 2e-6, 1e-10, 1e-9)
+INSIDE = Level(1e-6, 1e-6, 1e-6, 1e-10, 1e-10)
+BETWEEN = Level(10e-6, 3e-6, 1e-6, 1e-10, 1e-9)
 MACHINE = Machine(INSIDE, BETWEEN, lambda collective, ranks, nbytes: 3e-6 + nbytes * 1e-10)
 FLAT = [("barrier", "dissemination"), ("all_reduce", "doubling"), ("all_reduce", "ring"),
         ("all_gather", "bruck"), ("all_gather", "ring"), ("reduce_scatter", "ring"),
@@ -42,12 +42,12 @@ def blocks(hosts: int, each: int) -> list[int]:
 
 
 def test_a_message_costs_what_the_constants_say() -> None:
-    """Both ends' overhead and copying, latency, and the wire."""
+    """What both ends need, with copying, latency, and the wire."""
     logs = [
         [("send", 1, 0, 1000, 0), ("wait", 1, 0, 1000, 0)],
         [("recv", 0, 0, 1000, 0), ("wait", 0, 0, 1000, 0)],
     ]
-    expected = 2 * (2e-6 + 1000e-10) + 10e-6 + 1000e-9
+    expected = 3e-6 + 1e-6 + 2 * 1000e-10 + 10e-6 + 1000e-9
     assert play(logs, [0, 1], MACHINE) == pytest.approx(expected)
 
 
@@ -56,7 +56,7 @@ def test_messages_queue_on_the_link_of_their_host() -> None:
     logs = [
         [("send", 2 + rank, 0, 10000, 0), ("wait", 2 + rank, 0, 10000, 0)] for rank in range(2)
     ] + [[("recv", rank, 0, 10000, 0), ("wait", rank, 0, 10000, 0)] for rank in range(2)]
-    expected = 2 * (2e-6 + 10000e-10) + 10e-6 + 2 * 10000e-9
+    expected = 3e-6 + 1e-6 + 2 * 10000e-10 + 10e-6 + 2 * 10000e-9
     assert play(logs, [0, 0, 1, 1], MACHINE) == pytest.approx(expected)
 
 
@@ -67,18 +67,18 @@ def test_a_long_message_waits_for_its_receive() -> None:
         [("send", 1, 0, nbytes, 0), ("wait", 1, 0, nbytes, 0)],
         [("recv", 0, 0, nbytes, 0), ("wait", 0, 0, nbytes, 0)],
     ]
-    expected = 2 * (2e-6 + nbytes * 1e-10) + 3 * 10e-6 + nbytes * 1e-9
+    expected = 3e-6 + 1e-6 + 2 * nbytes * 1e-10 + 3 * 10e-6 + nbytes * 1e-9
     assert play(logs, [0, 1], MACHINE) == pytest.approx(expected)
 
 
 def test_ranks_share_the_cores() -> None:
-    """On one core the overheads of four ranks follow each other."""
+    """On one core what the messages of four ranks need follows each other."""
     logs = record("barrier", "dissemination", [0, 1, 2, 3], 0)
     shared = Machine(INSIDE, BETWEEN, cores=1)
-    assert play(logs, [0, 1, 2, 3], shared) > 8 * 2e-6 * 2
+    assert play(logs, [0, 1, 2, 3], shared) > 8 * (3e-6 + 1e-6)
 
 
-SHARED = Machine(Level(0.0, 1.0), Level(0.0, 1.0), lambda collective, ranks, nbytes: 1.0)
+SHARED = Machine(Level(0.0, 1.0, 1.0), Level(0.0, 1.0, 1.0), lambda collective, ranks, nbytes: 1.0)
 PAIRS: list[list[Line]] = [
     [("send", rank ^ 1, 0, 8, 0), ("recv", rank ^ 1, 0, 8, 1), ("wait", rank ^ 1, 0, 8, 0),
      ("wait", rank ^ 1, 0, 8, 1)] for rank in range(4)
@@ -224,7 +224,7 @@ def test_calls_without_a_closed_form(key: tuple[str, str], nbytes: int) -> None:
 
 def constants(path: Path, changes: dict[str, Any]) -> str:
     """Write a file with one cell, with changes in it."""
-    level = {"latency": 1e-5, "overhead": 1e-6, "copying": 1e-10, "wire": 1e-10}
+    level = {"latency": 1e-5, "sending": 1e-6, "receiving": 1e-6, "copying": 1e-10}
     cell = {"op": "barrier", "algorithm": "dissemination", "placement": "2+2", "bytes": 0,
             "rate": None, "measured": 1e-5, "predicted": 1e-5, "within": True}  # fmt: skip
     cell |= changes
@@ -296,3 +296,29 @@ def test_interpolated_local_collectives() -> None:
     assert known.together("reduce", 2, 200) == pytest.approx(3.0)
     with pytest.raises(KeyError):
         known.together("reduce", 64, 50)
+
+
+def test_a_local_collective_of_more_ranks_than_cores() -> None:
+    """They took turns while it was measured, so each needed a core for a part of that time."""
+    known = Constants(INSIDE, BETWEEN, {("reduce", 4): [(0, 1.0), (100, 2.0)]}, [], cores=2)
+    assert known.together("reduce", 4, 100) == pytest.approx(1.0)
+    assert replace(known, cores=8).together("reduce", 4, 100) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"),
+    [(None, 2e-10), (80e9, 2e-10), (40e9, 2e-10), (8e9, 1e-9)],
+    ids=["no limit", "half as slow", "as slow", "slower"],
+)
+def test_a_wire_hides_the_copies(rate: float | None, seconds: float) -> None:
+    """The ends copy while bytes are on the wire: the slower of the two decides what one takes."""
+    known = Constants(INSIDE, Level(0.0, 0.0, 0.0, 1e-10), {}, [])
+    level = known.machine(rate).between
+    assert level.post(1) + level.wire + level.take(1) == pytest.approx(seconds)
+
+
+def test_a_measured_limit_counts_what_packets_add() -> None:
+    """Other rates take as much longer or shorter for a byte as they are slower or faster."""
+    known = Constants(INSIDE, BETWEEN, {}, [], limit=1e9, limited=9e-9)
+    assert known.machine(1e9).between.wire == pytest.approx(9e-9)
+    assert known.machine(2e9).between.wire == pytest.approx(4.5e-9)

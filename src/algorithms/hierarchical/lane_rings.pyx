@@ -23,7 +23,7 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, call_like, exchange_depth, free_scratch, gather_here, hosts_of, lane_segment, member_at,
+    PART_BYTES, SCRATCH_BYTES, Hosts, call_like, exchange_depth, free_scratch, gather_here, hosts_of, lane_segment, member_at,
     members_on, reduce_here,
 )
 from cydist._native.leaders cimport reduce_scatter as reduce_scatter_by_leaders
@@ -267,26 +267,69 @@ ctypedef struct Partials:       # of the hosts' sums of blocks, while they move
     int passed                  # blocks of `leaving` that had been taken
 
 
-cdef inline int most_blocks(const Comm *t) noexcept nogil:
-    """Return how many blocks a lane carries, at most."""
-    return t.size // hosts_of(t).lanes + hosts_of(t).count
+cdef inline bint some_have_no_lane(const Hosts *h) noexcept nogil:
+    """Return whether ranks here wait for their results until the lanes hand them out."""
+    return h.lanes < h.local.comm.size
+
+
+cdef int blocks_carried(const Hosts *h, int host) noexcept nogil:
+    """Return how many blocks of a host this rank's lane carries."""
+    cdef int k, count = 0
+    for k in range(rounds_of(h, host)):
+        count += member_in_round(h, host, k) >= 0
+    return count
 
 
 cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
+    """Reduce one part of all blocks after another: partial sums need memory."""
+    cdef const Block *inputs = c.inputs
+    cdef const Block *outputs = c.outputs
+    cdef size_t longest = largest(inputs, t.size), unit = c.op.itemsize, i
+    cdef size_t part = max(SCRATCH_BYTES // <size_t>t.size, <size_t>PART_BYTES) // unit * unit
+    cdef Block *parts
+    cdef Block own
+    cdef int k, status = OK
+    if hosts_of(t).lanes == 1 and total(inputs, t.size) <= BYTES_OF_ONE_LANE:
+        return reduce_scatter_by_leaders(t, c)
+    if longest <= part:
+        return reduce_parts(t, c)
+    parts = <Block *>malloc(t.size * sizeof(Block))
+    if parts == NULL:
+        return NO_MEMORY
+    for i in range(segments_in(longest, part)):
+        for k in range(t.size):
+            parts[k] = segment_of(inputs[k], i, part)
+        own = segment_of(outputs[0], i, part)
+        c.inputs = parts
+        c.outputs = &own
+        if status == OK:
+            status = reduce_parts(t, c)
+    c.inputs = inputs
+    c.outputs = outputs
+    free_scratch(t, c, parts)
+    return status
+
+
+cdef int reduce_parts(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef int most = most_blocks(t) if h.local.comm.rank < h.lanes else 1
+    cdef int arriving = 0, leaving = rounds_of(h, host_before(h, 1)), own = 0, d
     cdef Partials s
     cdef int status = NO_MEMORY
-    if h.lanes == 1 and total(c.inputs, t.size) <= BYTES_OF_ONE_LANE:
-        return reduce_scatter_by_leaders(t, c)
+    for d in range(2, h.count):
+        arriving += blocks_carried(h, host_before(h, d))
+    leaving += arriving
+    arriving += blocks_carried(h, h.here)
+    if some_have_no_lane(h):
+        leaving += blocks_carried(h, h.here)
+        own = h.lanes
     s.room = largest(c.inputs, t.size)
     s.taken = s.passed = 0
     s.some = <Block *>malloc(h.local.comm.size * sizeof(Block))
-    s.arriving = <char *>malloc((2 * most + h.lanes) * s.room + 1)
+    s.arriving = <char *>malloc((arriving + leaving + own) * s.room + 1)
     patiently(c)
     if s.some != NULL and s.arriving != NULL:
-        s.leaving = s.arriving + most * s.room
-        s.own = s.leaving + most * s.room
+        s.leaving = s.arriving + arriving * s.room
+        s.own = s.leaving + leaving * s.room
         status = open_ring(t, c, &s.ring, c.op.itemsize, c.inputs)
     if status == OK:
         status = close_ring(t, c, &s.ring, reduce_blocks(t, c, &s))
@@ -320,7 +363,7 @@ cdef int reduce_round(Comm *t, Call *c, Partials *s, int d, int round_) noexcept
     cdef Hosts *h = hosts_of(t)
     cdef int host = host_before(h, d), rank = member_in_round(h, host_before(h, d - 1), round_)
     cdef int first_rounds = rounds_of(h, host_before(h, 1)), place = h.local.comm.rank
-    cdef bint handed_out = host == h.here and h.lanes < h.local.comm.size
+    cdef bint handed_out = host == h.here and some_have_no_lane(h)
     cdef size_t i, begun = 0, segments = 0
     cdef Block sum = Block(s.leaving, 0)
     cdef Leaving leaving

@@ -25,19 +25,13 @@ from cydist._native.abi cimport (
     NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Comm, Request, patiently,
 )
 from cydist._native.hierarchy cimport (
-    Hosts, call_like, free_scratch, gather_here, hosts_of, is_host_sum, lane_blocks, member_at,
+    PART_BYTES, Hosts, call_like, free_scratch, gather_here, hosts_of, is_host_sum, lane_blocks, member_at,
     reduce_here,
 )
 from cydist._native.pipeline cimport (
     block_of, combine, complete, conclude, post_recv, post_send, segment_of, segment_size,
     segments_in, withdraw,
 )
-
-
-cdef enum:
-    # Of a lane and a host, at least. With less a ring of many hosts is not worth its steps, as in
-    # the rows of the tuning table.
-    PART_BYTES = 65536
 
 
 ctypedef struct Stretches:
@@ -57,6 +51,8 @@ ctypedef struct Stretches:
 cdef size_t stretch_bytes(const Comm *t, const Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef size_t nbytes = c.inputs[0].nbytes, unit = c.op.itemsize
+    # One for each lane and host: with less a ring of many hosts is not worth its steps, as in the
+    # rows of the tuning table.
     cdef size_t parts = <size_t>h.lanes * <size_t>h.count
     # So that all hops of all stretches have less than half of the steps.
     cdef size_t least = nbytes // (1 << (SEQUENCE_SHIFT - 2)) * 2 * <size_t>h.count

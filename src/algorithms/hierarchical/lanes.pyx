@@ -33,14 +33,13 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, call_like, free_scratch, gather_here, hosts_of, is_host_sum, lane_blocks,
-    prepared, reduce_here, run_part,
+    SCRATCH_BYTES, Hosts, across_at, call_like, free_scratch, gather_here, hosts_of, in_stretches,
+    is_host_sum, lane_blocks, prepared, reduce_here, run_part,
 )
 from cydist._native.lane_stretches cimport (
     STRETCH_BYTES, all_reduce_in_stretches, has_stretches,
 )
 from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
-from cydist._native.pipeline cimport segment_of, segments_in
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
@@ -75,29 +74,25 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
 
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    cdef Block whole = c.outputs[0]
-    # With more hosts some would pass on a stretch only once they have shared the one before.
-    cdef size_t stretch = STRETCH_BYTES if h.count == 2 else max(whole.nbytes, <size_t>1), i
-    cdef int status = OK
     if h.lanes == 1:
         return broadcast_by_leaders(t, c)
-    patiently(c)
-    for i in range(segments_in(whole.nbytes, stretch)):
-        if status == OK:
-            status = broadcast_stretch(t, c, segment_of(whole, i, stretch))
-    return status
+    if h.count > 2:     # some would pass on a stretch only once they have shared the one before
+        return broadcast_stretch(t, c)
+    return in_stretches(t, c, STRETCH_BYTES, broadcast_stretch)
 
 
-cdef int broadcast_stretch(Comm *t, Call *c, Block data) noexcept nogil:
+cdef int broadcast_stretch(Comm *t, Call *c) noexcept nogil:
     """Send it from the root's host, while the other host shares an earlier one."""
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank
     cdef bint here = h.host[c.root] == h.here
+    cdef Block data = c.outputs[0]
     cdef Block *blocks = lane_blocks(h, data, 1)
     cdef Call inner
     cdef int status = OK
     if blocks == NULL:
         return NO_MEMORY
+    patiently(c)
     if here:
         inner = call_like(c)
         inner.root = h.place[c.root]
@@ -117,14 +112,19 @@ cdef int broadcast_stretch(Comm *t, Call *c, Block data) noexcept nogil:
 
 
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
+    if hosts_of(t).lanes == 1:
+        return reduce_by_leaders(t, c)
+    return in_stretches(t, c, SCRATCH_BYTES, reduce_stretch)
+
+
+cdef int reduce_stretch(Comm *t, Call *c) noexcept nogil:
+    """Reduce it here, and then between the hosts."""
     cdef Hosts *h = hosts_of(t)
     cdef int place = h.local.comm.rank
     cdef Block *given
     cdef char *memory = NULL
     cdef Block own
     cdef int status = NO_MEMORY
-    if h.lanes == 1:
-        return reduce_by_leaders(t, c)
     given = lane_blocks(h, c.inputs[0], c.op.itemsize)
     patiently(c)
     if given != NULL:

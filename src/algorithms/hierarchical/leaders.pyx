@@ -35,8 +35,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, across_at, call_like, free_scratch, hosts_of, is_host_sum, member_at, members_on,
-    prepared, run_part, unfinished,
+    SCRATCH_BYTES, Hosts, across_at, call_like, free_scratch, hosts_of, in_stretches, is_host_sum,
+    member_at, members_on, prepared, run_part, unfinished,
 )
 from cydist._native.pipeline cimport complete, copy, exchange, post_send, total
 
@@ -95,7 +95,22 @@ cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
     return share(t, c, c.outputs[0]) if status == OK else status
 
 
+cdef bint needs_memory(const Hosts *h, const Call *c) noexcept nogil:
+    """Return whether the sum of a host has no place in the result, as it has at the root."""
+    cdef int host
+    for host in range(h.count):
+        if host != h.host[c.root] and (members_on(h, host) > 1 or c.op.prepare != NULL):
+            return True
+    return False
+
+
 cdef int reduce(Comm *t, Call *c) noexcept nogil:
+    if needs_memory(hosts_of(t), c):
+        return in_stretches(t, c, SCRATCH_BYTES, reduce_stretch)
+    return reduce_stretch(t, c)
+
+
+cdef int reduce_stretch(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
     cdef bint leads = h.local.comm.rank == leader_place(h, c.root)
     cdef bint alone = is_host_sum(h, c.op)

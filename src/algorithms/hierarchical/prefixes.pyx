@@ -30,8 +30,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    LAST_PLACE, Hosts, Part, across_at, call_like, free_scratch, hosts_of, run_part, tell_end,
-    unfinished,
+    LAST_PLACE, SCRATCH_BYTES, Hosts, Part, across_at, call_like, free_scratch, hosts_of,
+    in_stretches, run_part, tell_end, unfinished,
 )
 from cydist._native.pipeline cimport (
     Pipe, block_of, combine, conclude, contribute, copy, pipe_close, pipe_open, pipe_post,
@@ -226,28 +226,26 @@ cdef int gather_prefix(Comm *t, Call *c, Prefix *s, size_t nbytes) noexcept nogi
     return run_part(&h.local, c, &inner, ALL_GATHER, nbytes)
 
 
-cdef int scan_by_leaders(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, True, 0, by_leaders)
+cdef int stretch_by_leaders(Comm *t, Call *c) noexcept nogil:
+    cdef bint inclusive = c.collective == SCAN
+    return run(t, c, inclusive, 0 if inclusive else c.inputs[0].nbytes, by_leaders)
 
 
-cdef int exscan_by_leaders(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, False, c.inputs[0].nbytes, by_leaders)
+cdef int stretch_by_lanes(Comm *t, Call *c) noexcept nogil:
+    # The longest block of a lane is the first.
+    cdef Block longest = block_of(c.inputs[0], 0, hosts_of(t).lanes, c.op.itemsize)
+    return run(t, c, c.collective == SCAN, longest.nbytes, by_lanes)
 
 
-cdef size_t most_of_lane(Comm *t, Call *c) noexcept nogil:
-    """Return the bytes of the longest block of a lane, which is the first."""
-    return block_of(c.inputs[0], 0, hosts_of(t).lanes, c.op.itemsize).nbytes
+cdef int leaders(Comm *t, Call *c) noexcept nogil:
+    return in_stretches(t, c, SCRATCH_BYTES, stretch_by_leaders)
 
 
-cdef int scan_by_lanes(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, True, most_of_lane(t, c), by_lanes)
+cdef int lanes(Comm *t, Call *c) noexcept nogil:
+    return in_stretches(t, c, SCRATCH_BYTES, stretch_by_lanes)
 
 
-cdef int exscan_by_lanes(Comm *t, Call *c) noexcept nogil:
-    return run(t, c, False, most_of_lane(t, c), by_lanes)
-
-
-implement(b"leaders", SCAN, scan_by_leaders)
-implement(b"leaders", EXSCAN, exscan_by_leaders)
-implement(b"lanes", SCAN, scan_by_lanes)
-implement(b"lanes", EXSCAN, exscan_by_lanes)
+implement(b"leaders", SCAN, leaders)
+implement(b"leaders", EXSCAN, leaders)
+implement(b"lanes", SCAN, lanes)
+implement(b"lanes", EXSCAN, lanes)
