@@ -189,6 +189,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
         m.to_first = c.root
         m.to_end = c.root + 1
         m.from_end = 0
+        c.rendezvous = t.size > 2   # the root takes what several ranks send
     return run_exchange(t, c, &m)
 
 
