@@ -105,6 +105,8 @@ DECLARED = (
     (77, b"lanes", SCAN, HOSTS | CONSECUTIVE | COMMUTATIVE, 0),
     (78, b"lanes", EXSCAN, HOSTS | CONSECUTIVE | COMMUTATIVE, 0),
     (79, b"bruck", REDUCE_SCATTER, COMMUTATIVE, 0),
+    (80, b"chain", SCAN, MESSAGES, 0),
+    (81, b"chain", EXSCAN, MESSAGES, 0),
 )
 
 cdef enum:

@@ -202,6 +202,7 @@ cdef int scan(Comm *t, Call *c) noexcept nogil:
     cdef PairExchange m = exchange_with_all(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank + 1
+    c.rendezvous = t.size > 2   # the later a rank is, the more it has to take
     return run_exchange(t, c, &m)
 
 
@@ -209,6 +210,7 @@ cdef int exscan(Comm *t, Call *c) noexcept nogil:
     cdef PairExchange m = exchange_with_all(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank
+    c.rendezvous = t.size > 2
     return run_exchange(t, c, &m)
 
 

@@ -32,10 +32,9 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
-    PIPE_DEPTH, Pipe, block_of, combine, conclude, contribute, copy, largest, release_buffer,
-    pipe_close,
-    pipe_open, pipe_post, pipe_ready, pipe_take, segment_of, segment_size, segments_in,
-    shorter_segment,
+    PIPE_DEPTH, Pipe, block_of, chain_segment, combine, conclude, contribute, copy, largest,
+    release_buffer, pipe_close, pipe_open, pipe_post, pipe_ready, pipe_take, segment_of,
+    segment_size, segments_in,
 )
 
 
@@ -247,18 +246,12 @@ cdef int all_gather(Comm *t, Call *c) noexcept nogil:
 cdef int broadcast(Comm *t, Call *c) noexcept nogil:
     """Send segments along a chain from the root to the rank before it; each rank forwards them."""
     cdef Block whole = c.outputs[0], part
-    cdef Call shorter = c[0]
-    cdef size_t segment, total
+    cdef size_t segment = chain_segment(c, 1, whole.nbytes)
+    cdef size_t total = segments_in(whole.nbytes, segment)
     cdef int source = -1 if t.rank == c.root else rank_before(t)
     cdef int target = -1 if next_rank(t) == c.root else next_rank(t)
     cdef size_t i
     cdef Pipe pipe
-    # Each rank of the chain waits for the whole of the first: at most a quarter of the array.
-    shorter.segment_bytes = shorter_segment(
-        c.segment_bytes, max(4 * c.segment_bytes // max(whole.nbytes, <size_t>1), <size_t>2)
-    )
-    segment = segment_size(&shorter, 1, whole.nbytes, 1)
-    total = segments_in(whole.nbytes, segment)
     pipe_open(&pipe, c, total)
     for i in range(total + pipe.depth - 1):
         part = segment_of(whole, i, segment)

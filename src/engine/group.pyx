@@ -43,9 +43,9 @@ from cydist._native.call_errors import CODES, OP_NAMES, STATUS_NAMES, STATUSES, 
 
 # Importing an algorithm's module gives its rows of the table their functions.
 for algorithm in (
-    "all_to_all", "bruck", "departure", "direct", "dissemination", "flat", "gather_scatter",
-    "halving_doubling", "lane_rings", "lanes", "leaders", "linear", "mpi_collectives", "ordered",
-    "pairwise", "prefixes", "ring", "staged", "tree",
+    "all_to_all", "bruck", "chain", "departure", "direct", "dissemination", "flat",
+    "gather_scatter", "halving_doubling", "lane_rings", "lanes", "leaders", "linear",
+    "mpi_collectives", "ordered", "pairwise", "prefixes", "ring", "staged", "tree",
 ):
     importlib.import_module(f"cydist._native.{algorithm}")
 

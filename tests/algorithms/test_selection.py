@@ -110,6 +110,7 @@ NUMBERS = {
         "broadcast": 66, "all_reduce": 67, "reduce": 68, "all_gather": 69, "reduce_scatter": 70,
         "all_to_all": 74, "scan": 77, "exscan": 78,
     },
+    "chain": {"scan": 80, "exscan": 81},
 }  # fmt: skip
 
 
@@ -223,6 +224,7 @@ def test_size_decides_on_messages(environment, nbytes, ranks, expected):
         ("barrier", 0, 3, "native"),
         ("reduce", 4096, 2, "native"),
         ("reduce", 4097, 2, "tree"),
+        ("scan", 1 << 20, 3, "dissemination"),
     ],
 )
 def test_a_library_serves_what_it_does_faster(environment, collective, nbytes, ranks, expected):
@@ -290,6 +292,25 @@ def test_a_library_may_serve_unless_a_setting_demands_ours(environment):
     assert [tuning_table.leaves_to_library(each, 2) for each in asked] == [False, True, True, True]
     environment(CYDIST_ALGORITHM="", CYDIST_DETERMINISTIC="1")
     assert [tuning_table.leaves_to_library(each, 2) for each in asked] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+@pytest.mark.parametrize(
+    ("nbytes", "ranks", "expected"),
+    [
+        (1 << 30, 2, "dissemination"),
+        (16384, 3, "dissemination"),
+        (16385, 4, "chain"),
+        (65536, 5, "dissemination"),
+        (65537, 8, "chain"),
+        (1 << 21, 9, "dissemination"),
+        (1 << 22, 9, "chain"),
+        (1 << 22, 100, "dissemination"),
+    ],
+)
+def test_long_scans_go_along_a_chain(environment, collective, nbytes, ranks, expected):
+    """The more ranks there are, the longer an array has to be for so many steps."""
+    assert chosen(collective, nbytes, ranks) == expected
 
 
 def test_the_setting_wins(environment):
