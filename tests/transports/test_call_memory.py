@@ -39,17 +39,13 @@ def fresh_pages(
 
 
 @pytest.mark.parametrize("placement", ["2+2", *more("3+1")])
-def test_a_long_call_takes_no_new_memory(
-    hosts: list[Host], tmp_path: Path, placement: str
-) -> None:
+def test_a_long_call_takes_no_new_memory(hosts: list[Host], tmp_path: Path, placement: str) -> None:
     """Not even one of an array that the system's allocator would give back after each call."""
     found = fresh_pages(hosts, placement, 1 << 26, tmp_path)
     assert {name: share for name, share in found.items() if share > MOST} == {}
 
 
-def test_a_root_with_several_children_keeps_no_messages(
-    hosts: list[Host], tmp_path: Path
-) -> None:
+def test_a_root_with_several_children_keeps_no_messages(hosts: list[Host], tmp_path: Path) -> None:
     """Those that send to it are faster, so they wait until it has room in its own memory."""
     found = fresh_pages(hosts, "1+1+1", 1 << 24, tmp_path)
     assert max(found["reduce"], found["reduce to rank 0"]) < MOST

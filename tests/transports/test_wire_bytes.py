@@ -97,7 +97,9 @@ def consecutive(places: list[int]) -> bool:
 
 @pytest.mark.parametrize("nbytes", [1 << 20, *more(1 << 16, 1 << 24)])
 @pytest.mark.parametrize("root", [1, *more(0, -1)])
-@pytest.mark.parametrize("placement", ["2+2", "round-robin", *more("3+1", "2+2+2", "1+2+1")])
+@pytest.mark.parametrize(
+    "placement", ["2+2", "round-robin", *more("3+1", "2+2+2", "1+2+1", "1+1+1")]
+)
 def test_each_byte_crosses_once_for_each_host_that_needs_it(
     hosts: list[Host], tmp_path: Path, placement: str, root: int, nbytes: int
 ) -> None:
