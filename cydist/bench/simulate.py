@@ -157,7 +157,6 @@ def price(
 
     Raises NotPricedError.
     """
-    collective, name = key
     on_hosts = bool(tuning_table.NEEDS[key] & tuning_table.HOSTS)
     each = ranks // hosts
     try:

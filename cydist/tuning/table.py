@@ -229,10 +229,11 @@ RINGS = (
     (8, 512 * KiB), (32, 2 * MiB), (128, 8 * MiB), (512, 32 * MiB), (2048, 128 * MiB),
     (8192, 512 * MiB),
 )  # fmt: skip
-# Along a chain each rank sends an array once, where dissemination sends it log2 p times. On 3, 4 and
-# 8 hosts a scan took 0.50 to 0.53, 0.46 to 0.53 and 0.29 to 0.34 of the time with 1 Gbit/s, from 8
-# and 16 KiB on, and 0.65 to 0.98, 0.65 to 0.9 and 0.4 to 0.6 without a limit; such calls followed
-# each other. Over Open MPI's messages it took 0.35 and 0.5 at 64 KiB, and 1.1 to 1.5 above.
+# Along a chain each rank sends an array once, where dissemination sends it log2 p times. On 3, 4
+# and 8 hosts a scan took 0.51 to 0.53, 0.44 to 0.53 and 0.29 to 0.34 of the time with 1 Gbit/s,
+# from 8 and 32 KiB on. Without a limit it took 0.67 to 0.98, 0.64 to 0.87 and 0.38 to 0.58. Such
+# calls followed each other. Over Open MPI's messages it took 0.35 and 0.5 of it at 64 KiB, and 1.1
+# to 1.5 above.
 CHAINS = ((4, 16 * KiB), (8, 64 * KiB), *RINGS[1:])
 MOST_MEASURED = 32
 IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their steps and bytes"

@@ -2,10 +2,10 @@
 
     scan, exscan   steps p-1    bytes sent per rank n (the last one: 0)
 
-The array is cut into segments that follow each other along the chain, so all ranks add and send at
-once. Best for long arrays; latency grows with p. What arrives is put before a rank's own, so
-reductions need not commute. Partial sums travel in the array's dtype: 16- and 8-bit floats round
-once per rank.
+The array is cut into segments that follow each other along the chain. So if it is long, all ranks
+add and send at once. Best for long arrays; latency grows with p. What arrives is put before a
+rank's own, so reductions need not commute. Partial sums travel in the array's dtype: 16- and 8-bit
+floats round once per rank.
 
 Three ranks, scan of segments 0 and 1:
 
@@ -21,7 +21,7 @@ from cydist._native.abi cimport EXSCAN, NO_MEMORY, OK, SCAN, Block, Call, Comm
 from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     PIPE_DEPTH, Pipe, chain_segment, combine, conclude, contribute, copy, pipe_close, pipe_open,
-    pipe_post, pipe_ready, pipe_take, release_buffer, segment_of, segments_in,
+    pipe_post, pipe_take, release_buffer, segment_of, segments_in,
 )
 
 
@@ -53,8 +53,7 @@ cdef int run(Comm *t, Call *c, bint inclusive) noexcept nogil:
         if i + 1 < pipe.depth:
             continue
         taken = i + 1 - pipe.depth
-        # The sum that was sent from the same memory has left.
-        if pipe_take(t, c, &pipe, taken) != OK or pipe_ready(t, c, &pipe, taken) != OK:
+        if pipe_take(t, c, &pipe, taken) != OK:
             break
         if add_segment(t, c, &pipe, taken, segment, inclusive, before, through) != OK:
             break
@@ -72,6 +71,7 @@ cdef int add_segment(Comm *t, Call *c, Pipe *pipe, size_t i, size_t segment, bin
     cdef Block sum = result
     before += i % pipe.depth * segment
     if not inclusive or c.op.finish != NULL:    # the result is another
+        # What was sent from here before has left: pipe_post waited for it.
         sum.ptr = through + i % pipe.depth * segment
     if inclusive or target >= 0:
         contribute(c.op, sum.ptr, own.ptr, own.nbytes)

@@ -93,7 +93,7 @@ cdef int broadcast(Comm *t, Call *c) noexcept nogil:
 
 cdef bint has_siblings(Comm *t, const TreePosition *place) noexcept nogil:
     """Return whether the parent of this rank has other children, and so more to do than this."""
-    # The first child of u is u+1, and the next one u+2, which is there if u has neither of two bits.
+    # The first child of u is u+1. The next one is u+2, if u has neither of the two lowest bits.
     return place.v & 1 == 0 or (place.v & 2 == 0 and place.v + 1 < t.size)
 
 

@@ -23,8 +23,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    PART_BYTES, SCRATCH_BYTES, Hosts, call_like, exchange_depth, free_scratch, gather_here, hosts_of, lane_segment, member_at,
-    members_on, reduce_here,
+    PART_BYTES, SCRATCH_BYTES, Hosts, call_like, exchange_depth, free_scratch, gather_here,
+    hosts_of, lane_segment, member_at, members_on, reduce_here,
 )
 from cydist._native.leaders cimport reduce_scatter as reduce_scatter_by_leaders
 from cydist._native.pipeline cimport (
@@ -302,8 +302,9 @@ cdef int reduce_scatter(Comm *t, Call *c) noexcept nogil:
         own = segment_of(outputs[0], i, part)
         c.inputs = parts
         c.outputs = &own
-        if status == OK:
-            status = reduce_parts(t, c)
+        status = reduce_parts(t, c)
+        if status != OK:
+            break
     c.inputs = inputs
     c.outputs = outputs
     free_scratch(t, c, parts)

@@ -25,8 +25,8 @@ from cydist._native.abi cimport (
     NO_MEMORY, OK, SEQUENCE_SHIFT, Block, Call, Comm, Request, patiently,
 )
 from cydist._native.hierarchy cimport (
-    PART_BYTES, Hosts, call_like, free_scratch, gather_here, hosts_of, is_host_sum, lane_blocks, member_at,
-    reduce_here,
+    PART_BYTES, Hosts, call_like, free_scratch, gather_here, hosts_of, is_host_sum, lane_blocks,
+    member_at, reduce_here,
 )
 from cydist._native.pipeline cimport (
     block_of, combine, complete, conclude, post_recv, post_send, segment_of, segment_size,

@@ -425,7 +425,7 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         return PEER_LOST
     at_once = c.state == LIVE and c.out == NULL and not c.broken
     eager = r.nbytes <= most_eager(c) and c.sent - c.credited + charge <= net.held_limit
-    eager = eager and not (r.rendezvous and r.nbytes > RENDEZVOUS_BYTES)
+    eager = eager and not (r.rendezvous and r.nbytes > RENDEZVOUS_BYTES and not c.local)
     if c.local and eager:
         cell = cell_for(c, r.nbytes) if at_once else 0
         eager = cell != 0 or r.nbytes < COOP_BYTES or c.no_coop_copy
