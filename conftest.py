@@ -244,3 +244,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, No
         pytest.skip(why_no_slurm())
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Any], None, None]:
+    """Three hosts on one switch: namespaces of this machine, of network_hosts.py."""
+    from network_hosts import network_of, require_hosts
+
+    require_hosts()
+    with network_of(3, tmp_path_factory.mktemp("hosts")) as (_, made):
+        yield made

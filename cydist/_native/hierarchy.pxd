@@ -25,11 +25,11 @@ cdef enum:
     BUNDLED_BYTES = 8192        # blocks between two hosts up to this many are one message
     # A rank that sends and receives at once has sent about so many bytes, or two messages, more
     # than it has received, at most. So neither way fills the queues of a slow network, where
-    # acknowledgements of the other would wait. Of an all_reduce in stretches each hop counts alone.
+    # acknowledgements of the other would wait. Each hop of an all_reduce in stretches counts alone.
     EXCHANGE_AHEAD = 131072
     # A call that needs memory as long as its array takes so much of the array at once, or
-    # PART_BYTES for each lane or block. More than 32 MiB comes anew from the system in each call,
-    # which takes longer than the call itself.
+    # PART_BYTES for each lane or block. The allocator takes more than 32 MiB from the system in
+    # each call, which takes longer than the call itself.
     SCRATCH_BYTES = 4194304
     PART_BYTES = 65536          # of a lane, at least, where an array is cut
 

@@ -71,7 +71,7 @@ cdef int add_segment(Comm *t, Call *c, Pipe *pipe, size_t i, size_t segment, bin
     cdef Block sum = result
     before += i % pipe.depth * segment
     if not inclusive or c.op.finish != NULL:    # the result is another
-        # What was sent from here before has left: pipe_post waited for it.
+        # The sum that was sent from here before has left: pipe_post waited for it.
         sum.ptr = through + i % pipe.depth * segment
     if inclusive or target >= 0:
         contribute(c.op, sum.ptr, own.ptr, own.nbytes)

@@ -247,6 +247,7 @@ def test_a_library_serves_what_it_does_faster(environment, collective, nbytes, r
         ("reduce", 8193, 3, "tree"),
         ("barrier", 0, 4, "dissemination"),
         ("broadcast", 8, 4, "native"),
+        ("exscan", 1 << 20, 3, "dissemination"),
     ],
 )
 def test_a_library_can_have_rows_of_its_own(environment, collective, nbytes, ranks, expected):

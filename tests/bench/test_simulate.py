@@ -42,7 +42,7 @@ def blocks(hosts: int, each: int) -> list[int]:
 
 
 def test_a_message_costs_what_the_constants_say() -> None:
-    """What both ends need, with copying, latency, and the wire."""
+    """The time of both ends, with copying, latency, and the wire."""
     logs = [
         [("send", 1, 0, 1000, 0), ("wait", 1, 0, 1000, 0)],
         [("recv", 0, 0, 1000, 0), ("wait", 0, 0, 1000, 0)],

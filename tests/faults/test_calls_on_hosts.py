@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import pytest
 from extra_values import more
 from jobs_on_hosts import PLACEMENTS, job_on, mpirun_on
 from mpi_launchers import binaries
-from network_hosts import ROOT, Host, network_of, require_hosts
+from network_hosts import ROOT, Host
 
 PORT = 29840
 LIMIT = 120.0  # for each line of a rank, and its end
@@ -25,14 +24,6 @@ MISSING = {  # the rank that dies, and where
     "beside-a-leader": (3, "send.mid:kill:4"),
     "rank0": (0, "send.mid:kill:9"),
 }
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
-    """Three hosts on one switch."""
-    require_hosts()
-    with network_of(3, tmp_path_factory.mktemp("hosts")) as (_, made):
-        yield made
 
 
 @pytest.mark.slow

@@ -4,27 +4,18 @@ bytes on the wire."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from extra_values import more
 from jobs_on_hosts import PLACEMENTS, job_on
-from network_hosts import Host, network_of, require_hosts
+from network_hosts import Host
 
 PROGRAM = "tests/programs/fresh_pages.py"
 CALLS = 10  # of the program
 PORT = 29825
 LIMIT = 120.0
 MOST = 0.05  # of the pages of the array, in each call
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
-    """Three hosts on one switch."""
-    require_hosts()
-    with network_of(3, tmp_path_factory.mktemp("hosts")) as (_, made):
-        yield made
 
 
 def fresh_pages(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from extra_values import more
 from jobs_on_hosts import PLACEMENTS, job_on
-from network_hosts import Host, network_of, require_hosts
+from network_hosts import Host
 
 PROGRAM = "tests/programs/wire_bytes.py"
 FEW, MANY = 4, 200  # calls of the program, of each collective
@@ -62,14 +62,6 @@ MESSAGES = {
 
 
 RUNS = 3  # at most: the counters include what TCP sends again when acknowledgements are late
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
-    """Three hosts on one switch."""
-    require_hosts()
-    with network_of(3, tmp_path_factory.mktemp("hosts")) as (_, made):
-        yield made
 
 
 def measured(

@@ -6,7 +6,8 @@
 Lane k of lanes.pyx carries the blocks of every host's ranks k, k + lanes, and so on. It gets those
 of all other hosts from the host before, and sends to the next one. So a rank has two connections to
 other hosts, however many there are. A block of all_gather is passed on as it is, and a sum of
-reduce_scatter grows at each host, in the array's dtype; so reductions must commute.
+reduce_scatter grows at each host, in the array's dtype; so reductions must commute. Sums need
+memory, so long blocks of a reduce_scatter go round part by part.
 
 Blocks travel in segments, which are sent at once: a longer message would ask first, behind the
 bytes that all lanes have under way. A few are on their way, as exchange_depth says. Meanwhile the
