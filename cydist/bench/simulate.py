@@ -66,6 +66,8 @@ class Constants:
     cells: Sequence[Mapping[str, Any]]
     limit: float = 0.0  # bits per second of the link that some cells have
     limited: float = 0.0  # seconds of that link for each byte
+    cached: float = math.inf  # bytes of a host's arrays that its caches hold
+    uncached: float = 0.0  # between.copying, where they hold less
     switch: float = 0.0
     cores: int = 0  # that all ranks shared where cells were measured
     header: Mapping[str, str] = field(default_factory=dict)  # of the measurement
@@ -79,9 +81,14 @@ class Constants:
         points = self.local[collective, ranks]  # its key says what is missing
         return _interpolated(points, nbytes) * min(1.0, (self.cores or ranks) / ranks)
 
-    def machine(self, bits_per_second: float | None, cores: int = 0) -> Machine:
-        """Return the machine with these constants, with a link of this rate between hosts."""
+    def machine(
+        self, bits_per_second: float | None, cores: int = 0, *, touched: int = 0
+    ) -> Machine:
+        """Return the machine with these constants, with a link of this rate between hosts, for
+        calls in which the ranks that share its caches have arrays of so many bytes together."""
         between = self.between
+        if touched > self.cached:
+            between = replace(between, copying=self.uncached)
         if bits_per_second is not None:
             wire = self.limited * self.limit / bits_per_second or 8 / bits_per_second
             # Both ends copy while bytes are on the wire: the slower of the two decides.
@@ -132,8 +139,9 @@ def load(path: str) -> Constants:
         }
         return Constants(
             Level(**found["inside"]), Level(**found["between"]), local, found["cells"],
-            found.get("limit", 0.0), found.get("limited", 0.0), found.get("switch", 0.0),
-            found.get("cores", 0), found.get("header", {}),
+            found.get("limit", 0.0), found.get("limited", 0.0), found.get("cached", math.inf),
+            found.get("uncached", 0.0), found.get("switch", 0.0), found.get("cores", 0),
+            found.get("header", {}),
         )  # fmt: skip
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
@@ -243,8 +251,6 @@ def constants_of(given: argparse.Namespace) -> Constants:
 def main(arguments: Sequence[str]) -> int:
     """Print the table; return 0."""
     given = parse(arguments)
-    constants: Constants = given.constants
-    machine = constants.machine(given.rate)
     each = given.ranks // given.hosts
     places = [rank // each for rank in range(given.ranks)] if given.ranks <= RECORDED else None
     print(
@@ -257,7 +263,7 @@ def main(arguments: Sequence[str]) -> int:
     for op in given.ops:
         for name in algorithms(op):
             cells = [
-                cell_of((op, name), nbytes, places, given, machine)
+                cell_of((op, name), nbytes, places, given)
                 for nbytes in ([0] if op == "barrier" else given.sizes)
             ]
             rows += cells
@@ -274,7 +280,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def cell_of(
-    key: Key, nbytes: int, places: Sequence[int] | None, given: argparse.Namespace, machine: Machine
+    key: Key, nbytes: int, places: Sequence[int] | None, given: argparse.Namespace
 ) -> dict[str, Any]:
     """Return a price, with why it does not count, or why there is none."""
     seconds, why = None, ""
@@ -283,6 +289,7 @@ def cell_of(
         return _row(key, nbytes, None, doubt, "")
     # Blocks have at least one element of 8 bytes each.
     whole = nbytes if key[0] in WHOLE else max(nbytes, 8 * given.ranks)
+    machine = given.constants.machine(given.rate, touched=given.ranks // given.hosts * whole)
     try:
         seconds = price(
             key, whole, given.hosts, given.ranks, machine, windows=given.inside == "windows",

@@ -1,6 +1,5 @@
 """Hierarchical algorithms: ranks of which some share a host, and memory, and some do not."""
 
-import itertools
 import threading
 import time
 
@@ -8,84 +7,18 @@ import numpy as np
 import pytest
 from collective_cases import ROOTED, TINY, Case, Ranks, choose_for_part
 from extra_values import more
+from hierarchical_cases import PLACEMENTS, ROWS, cut_parts_at, pending, placed, row_id, status_of
 from sleeps import sleeps
-from transport_ranks import Ranks as TransportRanks
 from transport_ranks import eventually, run
 
 from cydist import _native
 from cydist.testing import oracle
 from cydist.tuning import table as tuning_table
 
-ROWS = sorted(row for row, needs in tuning_table.NEEDS.items() if needs & tuning_table.HOSTS)
 REDUCING = [row for row in ROWS if row[0] in tuning_table.REDUCING]
 BLOCKS = [row for row in ROWS if row[0] in ("all_gather", "reduce_scatter", "gather", "scatter")]
-# The host of each rank.
-PLACEMENTS = {
-    "2+2": [0, 0, 1, 1],
-    "round-robin": [0, 1, 0, 1],
-    "3+1": [0, 0, 0, 1],
-    "1+3": [0, 1, 1, 1],
-    "2+1+3": [5, 5, 7, 2, 2, 2],
-    "2+2+2-mixed": [0, 1, 2, 1, 0, 2],
-}
-APART = {"1+1+1+1": [0, 1, 2, 3]}
-CONSECUTIVE = ("2+2", "3+1", "1+3", "2+1+3")
 TRANSPORTS = ["shm", *more("tcp")]  # inside a host
 SENT = np.zeros(4, np.uint64)  # by rank 0, to each; as long as the process lives
-
-
-def row_id(row):
-    return "-".join(row)
-
-
-def cut_parts_at(group, segment):
-    """Let the parts of all ranks' group send segments of so many bytes."""
-    for each in group.groups:
-        each.prepare_parts(choose_for_part, lambda ranks, windows: segment)
-
-
-def placed(rows):
-    """Parametrize by these rows and every placement where each can run."""
-    able = [
-        pytest.param(row, placement, id=f"{row_id(row)}-{placement}")
-        for row in rows
-        for placement in PLACEMENTS
-        if placement in CONSECUTIVE or not tuning_table.NEEDS[row] & tuning_table.CONSECUTIVE
-    ]
-    return pytest.mark.parametrize(("row", "placement"), able)
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """ranks(placement, transport): the ranks of a group, made once."""
-    kept = {}
-
-    def get(placement, transport):
-        if (placement, transport) not in kept:
-            hosts = PLACEMENTS[placement]
-            kept[placement, transport] = Ranks(len(hosts), transport, hosts)
-        return kept[placement, transport]
-
-    yield get
-    for group in kept.values():
-        group.close()
-
-
-@pytest.fixture
-def fresh():
-    """fresh(placement): ranks that need not work afterwards."""
-    made = []
-
-    def make(placement):
-        hosts = (PLACEMENTS | APART)[placement]
-        made.append(Ranks(len(hosts), "shm", hosts))
-        return made[-1]
-
-    yield make
-    for group in made:
-        left = [link.messages.statistics()["in_calls"] for link in group.links]
-        group.close()
-        assert left == [0] * group.size
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -193,117 +126,13 @@ def test_avg_divides_once(ranks, row, placement):
         case.check(group.run(case, name))
 
 
-STRETCH_BYTES = 1 << 20  # of a long all_reduce by lanes, and of a broadcast between two hosts
-LONG_SUMS = {
-    "sum": {},
-    "in-place": {"in_place": True},
-    "bytes": {"dtype": "uint8", "op": "MAX"},
-    "complex128": {"dtype": "complex128"},
-    "avg": {
-        "op": "AVG",
-        "values": lambda rank, n, salt: (np.arange(n) % 5 + rank + salt) * 12,
-    },
-    "premul-sum": {"op": "PREMUL_SUM", "factor": 0.5, "in_place": True},
-}
-
-
-@pytest.mark.parametrize("segment", [8192, 1 << 18])
-@pytest.mark.parametrize("given", LONG_SUMS)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_sum_of_several_stretches(ranks, placement, given, segment):
-    """The last one has one element, which is in one rank's lane and has no part for most hosts, or
-    it is more than half as long as the others."""
-    group = ranks(placement, "shm")
-    cut_parts_at(group, segment)
-    itemsize = oracle.DTYPES[LONG_SUMS[given].get("dtype", "float32")].itemsize
-    for count in (STRETCH_BYTES // itemsize + 1, 5 * STRETCH_BYTES // (2 * itemsize) + 3):
-        case = Case("all_reduce", group.size, count, **LONG_SUMS[given])
-        case.check(group.run(case, "lanes", segment=segment))
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_broadcast_of_several_stretches(ranks, placement):
-    """From each root; the last one is one byte long, or half as long as the others."""
-    group = ranks(placement, "shm")
-    for count in (STRETCH_BYTES + 1, 5 * STRETCH_BYTES // 2):
-        for root in range(group.size):
-            case = Case("broadcast", group.size, count, dtype="uint8", root=root)
-            case.check(group.run(case, "lanes", segment=1 << 18))
-
-
-SCRATCH_BYTES = 1 << 22  # of an array that a call takes at once if it needs memory for its sums
-LONG_CALLS = [
-    pytest.param(row, placement, id=f"{row_id(row)}-{placement}")
-    for row in [("reduce", "lanes"), ("reduce", "leaders"), ("reduce_scatter", "lanes"),
-                *itertools.product(("scan", "exscan"), ("lanes", "leaders"))]
-    for placement in PLACEMENTS
-    if placement in CONSECUTIVE or not tuning_table.NEEDS[row] & tuning_table.CONSECUTIVE
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("given", ["sum", "in-place", "premul-sum"])
-@pytest.mark.parametrize(("row", "placement"), LONG_CALLS)
-def test_a_call_of_several_stretches(ranks, row, placement, given):
-    """The last one has one element, or one of each block; the root is on any host."""
-    collective, name = row
-    group = ranks(placement, "shm")
-    blocks = group.size if collective == "reduce_scatter" else 1
-    count = (SCRATCH_BYTES // (4 * blocks) + 1) * blocks
-    for root in range(group.size) if collective == "reduce" else (0,):
-        case = Case(collective, group.size, count, root=root, **LONG_SUMS[given])
-        case.check(group.run(case, name, segment=1 << 18))
-
-
-def test_blocks_of_several_stretches_and_short_ones(ranks):
-    """A reduce_scatter goes on until the longest block is done."""
-    group = ranks("2+2+2-mixed", "shm")
-    sizes = [0, SCRATCH_BYTES // 4, 5, SCRATCH_BYTES // 8, 1, SCRATCH_BYTES // 24 + 1]
-    case = Case("reduce_scatter", group.size, 0, sizes=sizes)
-    case.check(group.run(case, "lanes", segment=1 << 18))
-
-
-@pytest.mark.parametrize("count", [1000, STRETCH_BYTES])
-@pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
-def test_another_number_of_stretches_is_a_mismatch_on_all(fresh, odd, count):
-    """A rank has one stretch less than the others, or none at all."""
-    group = fresh("2+2")
-    case = Case("all_reduce", group.size, STRETCH_BYTES)
-    other = Case("all_reduce", group.size, count // 2)
-
-    def body(rank):
-        return status_of(group, other if rank == odd else case, "lanes", rank)
-
-    assert group.each(body) == ["mismatch"] * group.size
-
-
-@pytest.mark.parametrize("missing", [0, 3], ids=lambda rank: f"rank{rank}")
-def test_a_rank_that_misses_a_long_sum_is_a_timeout(fresh, missing):
-    """Ranks withdraw the messages of all stretches that they have begun."""
-    group = fresh("2+2")
-    case = Case("all_reduce", group.size, STRETCH_BYTES)
-    ended = {}
-
-    def body(rank):
-        if rank != missing:
-            with pytest.raises(_native.CallError) as error:
-                case.run(group.groups[rank], rank, "lanes", 1, TINY, 0.3)
-            ended[rank] = error.value.status
-
-    group.each(body)
-    assert len(ended) == group.size - 1
-    assert "timeout" in ended.values()
-    for rank in ended:
-        group.groups[rank].close()
-        assert pending(group.links[rank]) == (0, 0)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", ["leaders", "lanes"])
 def test_same_bits_on_all_ranks(ranks, name, placement, dtype):
     """Whatever the order of the additions, it is one order."""
     group = ranks(placement, "shm")
-    count = 6001 if dtype == "float16" else STRETCH_BYTES
+    count = 6001 if dtype == "float16" else 1 << 20  # of several stretches
     case = Case(
         "all_reduce", group.size, count, dtype=dtype,
         values=lambda rank, n, salt: np.random.default_rng(rank).normal(size=n) * 3.0**rank,
@@ -360,11 +189,6 @@ def test_a_sum_that_was_not_made_is_not_sent(fresh, placement):
 
     group.each(body)
     assert sorted(ended) == [rank for rank in range(group.size) if rank != 1]
-
-
-def pending(link):
-    counts = getattr(link, "messages", link).statistics()
-    return counts["posted"], counts["arrived"]
 
 
 @pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
@@ -477,16 +301,6 @@ def test_sizes_with_the_same_sum_are_a_mismatch(fresh, name):
     assert set(ended) <= {"mismatch", "ok"}
 
 
-def status_of(group, case, name, rank):
-    """Run a call, compare it with the others', and return how it ended."""
-    try:
-        case.run(group.groups[rank], rank, name, 1, TINY, 20.0)
-        group.groups[rank].compare_last(time.monotonic_ns() + int(20e9))
-    except _native.CallError as error:
-        return error.status
-    return "ok"
-
-
 @pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 2]], ids=["one host", "a rank per host"])
 def test_without_hierarchy_there_are_no_parts(hosts):
     """Where all ranks share a host, or none do, such an algorithm is refused before any traffic."""
@@ -497,122 +311,6 @@ def test_without_hierarchy_there_are_no_parts(hosts):
             group.run(case, "leaders")
     finally:
         group.close()
-
-
-def chosen(collective, nbytes, hosts, consecutive, placement=""):
-    return collective, tuning_table.choose(
-        collective, nbytes, 4, False, even=True, commutative=True, hosts=hosts,
-        consecutive=consecutive, placement=placement,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("nbytes", [8, 1 << 16, 1 << 24])
-@pytest.mark.parametrize("collective", tuning_table.COLLECTIVES[1:])
-def test_hosts_with_several_ranks_are_used(collective, nbytes):
-    """The table takes hierarchical algorithms where ranks share hosts, and only there."""
-    assert chosen(collective, nbytes, True, True) in ROWS
-    assert chosen(collective, nbytes, False, False) not in ROWS
-
-
-@pytest.mark.parametrize("library", ["Open MPI", "MPICH"])
-@pytest.mark.parametrize("nbytes", [8, 1 << 24])
-@pytest.mark.parametrize("collective", tuning_table.IN_LIBRARIES)
-def test_hosts_come_before_a_library(collective, nbytes, library):
-    """Over several hosts a library carries messages; on one rank per host it has its own."""
-    name = tuning_table.choose(
-        collective, nbytes, 4, False, even=True, commutative=True, library=library, hosts=True
-    )
-    assert (collective, name) in ROWS
-
-
-@pytest.mark.parametrize("collective", tuning_table.COLLECTIVES[1:])
-def test_scans_need_consecutive_ranks(collective):
-    """Other collectives are hierarchical wherever the ranks are."""
-    assert (chosen(collective, 8, True, False) in ROWS) == ("scan" not in collective)
-
-
-def test_rows_measured_on_one_host_do_not_hold_on_several():
-    """What --tune found over TCP on one host leaves hierarchical algorithms alone."""
-    rule = tuning_table.Rule("all_reduce", "ring")
-    tuning_table.use_rules({("all_reduce", 4, False, ""): [rule]}, {})
-    try:
-        assert chosen("all_reduce", 8, False, False) == ("all_reduce", "ring")
-        assert chosen("all_reduce", 8, False, False, "4x1") == ("all_reduce", "ring")
-        assert chosen("all_reduce", 8, True, True, "2x2") == ("all_reduce", "leaders")
-    finally:
-        tuning_table.use_rules({}, {})
-
-
-def test_rows_measured_on_several_hosts_hold_for_their_placement():
-    """Results of --tune on two hosts of two ranks count there, and on no other placement."""
-    rule = tuning_table.Rule("all_reduce", "lanes")
-    shipped = ("all_reduce", "leaders")
-    tuning_table.use_rules({("all_reduce", 4, False, "2x2"): [rule]}, {})
-    try:
-        assert chosen("all_reduce", 8, True, True, "2x2") == ("all_reduce", "lanes")
-        assert chosen("all_reduce", 8, True, False, "2x2 scattered") == shipped
-        assert chosen("all_reduce", 8, True, True, "3+1") == shipped
-        assert chosen("all_reduce", 8, False, False) not in ROWS
-    finally:
-        tuning_table.use_rules({}, {})
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "ranks", "between_hosts", "expected"),
-    [
-        (1 << 15, 3, True, b"tree"),
-        (1 << 16, 3, True, b"ring"),
-        (1 << 19, 3, True, b"ring"),
-        (1 << 23, 4, True, b"ring"),
-        (1 << 19, 5, True, b"tree"),
-        (1 << 23, 3, False, b"tree"),
-    ],
-)
-def test_a_root_sends_a_long_array_to_one_other_host(nbytes, ranks, between_hosts, expected):
-    """Between three and four hosts, where a tree's root would send it to two. Inside a host, or on
-    more of them, two segments do not pay for the steps. A whole group does so, too, if each of its
-    ranks is on a host of its own."""
-    assert choose_for_part("broadcast", nbytes, ranks, False, between_hosts)[0] == expected
-    name = tuning_table.choose(
-        "broadcast", nbytes, ranks, False, even=True, commutative=True,
-        placement=f"{ranks}x1" if between_hosts else "",
-    )  # fmt: skip
-    assert name.encode() == expected
-
-
-def test_groups_on_one_host_do_not_take_what_is_kept_for_several():
-    """Both have three ranks, and their process keeps one table for alike groups."""
-    nbytes, segment = 1 << 19, 1 << 18
-    (link, *_) = TransportRanks("inproc", 3).links
-    apart, together = (_native.Group(link, [0, 1, 2], 0, number) for number in (1, 2))
-    apart.place_on_hosts([0, 1, 2])
-    together.place_on_hosts([0, 0, 0])
-    apart.keep_choice("broadcast", nbytes, b"ring", b"", segment)
-    together.keep_choice("broadcast", 8, b"tree", b"", segment)
-    array = _native.asarray(np.zeros(nbytes, np.uint8))
-    call = _native.CallRecord("broadcast", 1, time.monotonic() + 1)
-    ran = together.run_as_chosen(call, "broadcast", [array], [array], nbytes, 0, None, 1, nbytes, 0)
-    assert not ran
-
-
-@pytest.mark.parametrize(
-    ("hosts", "placement"),
-    [
-        ([0, 0, 0], ""),
-        ([0, 1], "2x1"),
-        ([7, 7, 2, 2], "2x2"),
-        ([0, 1, 0, 1], "2x2 scattered"),
-        ([1, 0, 0, 0], "3+1"),
-        ([0, 0, 0, 1], "3+1"),
-        ([0, 1, 1, 2], "2+2x1"),
-        ([0, 1, 1, 0], "2x2 scattered"),
-    ],
-)
-def test_placements_have_names(hosts, placement):
-    """The sizes of the hosts count, not their order, and whether their ranks are consecutive."""
-    assert tuning_table.placement_of(hosts) == placement
-    if placement:
-        assert tuning_table.ranks_in(placement) == len(hosts)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

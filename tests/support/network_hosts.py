@@ -156,6 +156,10 @@ class Host:
         self.run("tc", "qdisc", "replace", "dev", "eth", "root", "tbf", "rate", rate,
                  "burst", "96k", "latency", "400ms")  # fmt: skip
 
+    def use_congestion_control(self, name: str) -> None:
+        """Choose that of its connections from now on, as its administrator would."""
+        self.run("sh", "-c", f"echo {name} > /proc/sys/net/ipv4/tcp_congestion_control")
+
     def lose(self, percent: float) -> None:
         """Lose so many of the packets that arrive, by chance, each of the size that a network has.
 

@@ -385,14 +385,14 @@ cdef int reduce_round(Comm *t, Call *c, Partials *s, int d, int round_) noexcept
             sum.ptr += s.room * (first_rounds + s.taken)
     for i in range(segments):
         if d == 2:
-            status = begin_sums(t, c, s, round_, leaving.block, &begun, i + s.ring.ahead)
+            status = begin_sums(t, c, s, round_, &leaving, &begun, i + s.ring.ahead)
         if status == OK:
             pass_until(t, c, &s.ring, &leaving, i + s.ring.ahead)
             status = add_segments(t, c, s, host, round_, sum, i)
         if status != OK:
             return status
     if d == 2:
-        status = begin_sums(t, c, s, round_, leaving.block, &begun, <size_t>-1)
+        status = begin_sums(t, c, s, round_, &leaving, &begun, <size_t>-1)
     if status != OK:            # there is nothing to send
         return status
     pass_until(t, c, &s.ring, &leaving, leaving.segments)
@@ -411,16 +411,18 @@ cdef int reduce_segments(Comm *t, Call *c, Partials *s, int host, int round_, Bl
     return reduce_here(t, c, s.some, &part, cut_pieces(h, s.ring.segment, i, s.some))
 
 
-cdef int begin_sums(Comm *t, Call *c, Partials *s, int round_, Block sum, size_t *begun,
+cdef int begin_sums(Comm *t, Call *c, Partials *s, int round_, Leaving *leaving, size_t *begun,
                     size_t until) noexcept nogil:
-    """Do that with the host before's blocks, up to that segment."""
+    """Do that with the host before's blocks, up to that segment, and send each."""
     cdef Hosts *h = hosts_of(t)
     cdef int host = host_before(h, 1), status = OK
     if round_ < rounds_of(h, host):
         until = min(until, pieces_on(h, s.ring.segment, host, round_, h.lanes, c.inputs, s.some))
         while begun[0] < until and status == OK:
-            status = reduce_segments(t, c, s, host, round_, sum, begun[0])
+            status = reduce_segments(t, c, s, host, round_, leaving.block, begun[0])
             begun[0] += 1
+            if status == OK:
+                pass_until(t, c, &s.ring, leaving, begun[0])
     return status
 
 
