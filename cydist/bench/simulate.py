@@ -66,7 +66,7 @@ class Constants:
     cells: Sequence[Mapping[str, Any]]
     limit: float = 0.0  # bits per second of the link that some cells have
     limited: float = 0.0  # seconds of that link for each byte
-    cached: float = math.inf  # bytes of a host's arrays that its caches hold
+    cached: float = math.inf  # bytes of the arrays of all its ranks that a host's caches hold
     uncached: float = 0.0  # between.copying, where they hold less
     switch: float = 0.0
     cores: int = 0  # that all ranks shared where cells were measured
@@ -84,8 +84,9 @@ class Constants:
     def machine(
         self, bits_per_second: float | None, cores: int = 0, *, touched: int = 0
     ) -> Machine:
-        """Return the machine with these constants, with a link of this rate between hosts, for
-        calls in which the ranks that share its caches have arrays of so many bytes together."""
+        """Return the machine with these constants, with a link of this rate between hosts.
+        `touched`: the bytes of all arrays of the ranks that share caches, in the calls it is for.
+        """
         between = self.between
         if touched > self.cached:
             between = replace(between, copying=self.uncached)
