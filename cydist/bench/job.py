@@ -244,6 +244,8 @@ def _drive(
     ranks = cydist.get_world_size()
     about = sysinfo.describe(["job", *arguments])
     about["ranks"] = f"{ranks} on {counted(len(set(places)), 'host')}: {_placement(places)}"
+    if len(set(places)) > 1 and (control := sysinfo.congestion_control()):
+        about["tcp"] = f"{control} (congestion control of rank 0's host)"
     about |= {name: ", ".join(each.about.values()) for name, each in libraries.items()}
     print(report.header(about))
     print(_head(given.rate), flush=True)

@@ -28,6 +28,14 @@ def describe(arguments: Sequence[str]) -> dict[str, str]:
     return {name: said for name, said in about.items() if said}
 
 
+def congestion_control() -> str:
+    """Return the name of TCP's congestion control; "" where the system does not say."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _cpu() -> str:
     """Return the CPU's name."""
     try:

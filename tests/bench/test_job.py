@@ -45,10 +45,11 @@ def job_of_two_hosts(
     require_hosts()
     file = tmp_path / "figures.json"
     command = [*ARGUMENTS, "--sizes", nbytes, "--json", file, *more]
-    with (
-        network_of(2, tmp_path / "hosts") as (_, hosts),
-        job_on(hosts, places, command, tmp_path, PORT) as ranks,
-    ):
+    with ExitStack() as stack:
+        _, hosts = stack.enter_context(network_of(2, tmp_path / "hosts"))
+        for host in hosts:
+            host.use_congestion_control("reno")
+        ranks = stack.enter_context(job_on(hosts, places, command, tmp_path, PORT))
         lines = []
         while line := ranks[0].line(LIMIT):
             lines.append(line)
@@ -58,10 +59,12 @@ def job_of_two_hosts(
 
 
 def test_a_job_of_two_hosts(tmp_path: Path) -> None:
-    """It says what each host sends for a call, and which share of the link that is."""
+    """It says what each host sends for a call, which share of the link that is, and by which
+    congestion control."""
     nbytes = 1 << 20
     lines, cells = job_of_two_hosts(tmp_path, [0, 1, 0, 1], nbytes, "--rate", "10gbit")
     assert any(line.endswith("4 on 2 hosts: 0 1 0 1") for line in lines)
+    assert any("reno (congestion control" in line for line in lines)
     (row,) = [line.split() for line in lines if line.startswith("all_reduce ")]
     assert row[2:4] == ["cydist", "lanes"]
     assert row[-1].endswith("%")
