@@ -66,8 +66,8 @@ class Constants:
     cells: Sequence[Mapping[str, Any]]
     limit: float = 0.0  # bits per second of the link that some cells have
     limited: float = 0.0  # seconds of that link for each byte
-    cached: float = math.inf  # bytes of the arrays of all its ranks that a host's caches hold
-    uncached: float = 0.0  # between.copying, where they hold less
+    cached: float = math.inf  # bytes of arrays that the caches hold which their ranks share
+    uncached: float = 0.0  # between.copying where the arrays are longer
     switch: float = 0.0
     cores: int = 0  # that all ranks shared where cells were measured
     header: Mapping[str, str] = field(default_factory=dict)  # of the measurement

@@ -311,8 +311,8 @@ TABLE = (
     Rule("broadcast", "tree", least_ranks=3, most_ranks=4),
     # Three hosts double in three steps, one after another, and one of them sends the array twice.
     # With 1 Gbit/s ordered_scatter took 0.57 to 0.68 of that time from 32 to 256 KiB, and 1.0 of a
-    # ring's. Without a limit it took 1.1 to 2.0 and 0.85 to 1.05: it has more messages, and all
-    # hosts shared two cores.
+    # ring's. Without a limit it took 1.3 to 2.1 of it at 32 and 64 KiB, and 0.85 to 1.1 of a ring's
+    # above: it has more messages, and all hosts shared two cores.
     Rule(
         "all_reduce",
         "ordered_scatter",

@@ -8,8 +8,8 @@ APART = {"1+1+1+1": [0, 1, 2, 3]}
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    """ranks(placement, transport): the ranks of a group, made once."""
+def ranks_on():
+    """ranks_on(placement, transport): the ranks of a group, made once."""
     kept = {}
 
     def get(placement, transport):
@@ -24,8 +24,8 @@ def ranks():
 
 
 @pytest.fixture
-def fresh():
-    """fresh(placement): ranks that need not work afterwards."""
+def fresh_ranks_on():
+    """fresh_ranks_on(placement): ranks that need not work afterwards."""
     made = []
 
     def make(placement):

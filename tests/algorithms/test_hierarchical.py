@@ -23,10 +23,10 @@ SENT = np.zeros(4, np.uint64)  # by rank 0, to each; as long as the process live
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @placed(ROWS)
-def test_every_placement_count_and_root(ranks, row, placement, transport):
+def test_every_placement_count_and_root(ranks_on, row, placement, transport):
     """Any placement of the ranks, any root; no element, fewer than ranks, many segments."""
     collective, name = row
-    group = ranks(placement, transport)
+    group = ranks_on(placement, transport)
     roots = range(group.size) if collective in ROOTED else (0,)
     for count in (0, 1, group.size + 1, 1000, 40_000):
         for root in roots:
@@ -35,20 +35,20 @@ def test_every_placement_count_and_root(ranks, row, placement, transport):
 
 
 @placed([row for row in ROWS if row[0] not in ("barrier", "broadcast", "all_to_all")])
-def test_in_place(ranks, row, placement):
+def test_in_place(ranks_on, row, placement):
     """An input may be the output, or the output's block that belongs to this rank."""
     collective, name = row
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     for count in (100, 40_000):
         case = Case(collective, group.size, count, root=group.size - 1, in_place=True)
         case.check(group.run(case, name))
 
 
 @placed(BLOCKS)
-def test_uneven_blocks(ranks, row, placement):
+def test_uneven_blocks(ranks_on, row, placement):
     """Blocks of any sizes, empty ones too."""
     collective, name = row
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     for scale in (1, 1000):
         sizes = [scale * ((7 * r * r + 3) % 23) if r % 3 != 1 else 0 for r in range(group.size)]
         case = Case(collective, group.size, 0, root=scale % group.size, sizes=sizes)
@@ -66,9 +66,11 @@ CROSSWISE = {
 
 @pytest.mark.parametrize("placement", CROSSWISE)
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-def test_a_lane_that_has_little_to_take_sends_what_others_wait_for(fresh, collective, placement):
+def test_a_lane_that_has_little_to_take_sends_what_others_wait_for(
+    fresh_ranks_on, collective, placement
+):
     """Blocks of many segments beside empty ones."""
-    group = fresh(placement)
+    group = fresh_ranks_on(placement)
     case = Case(collective, group.size, 0, sizes=CROSSWISE[placement])
     case.check(group.run(case, "lanes", seconds=5.0))
 
@@ -80,10 +82,10 @@ AT_LIMITS = [56, 57, 8192 // 3, 8192 // 3 + 1, 4096, 4097, 0]
 
 @placed([row for row in BLOCKS if row[0] in ("gather", "scatter")])
 @pytest.mark.parametrize("shift", range(len(AT_LIMITS)))
-def test_blocks_at_the_limits_of_a_bundle(ranks, row, placement, shift):
+def test_blocks_at_the_limits_of_a_bundle(ranks_on, row, placement, shift):
     """Each rank, leaders too, has a block of each size, beside others of other sizes."""
     collective, name = row
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     sizes = [AT_LIMITS[(shift + r) % len(AT_LIMITS)] for r in range(group.size)]
     for root in range(group.size):
         case = Case(collective, group.size, 0, dtype="uint8", root=root, sizes=sizes)
@@ -91,10 +93,10 @@ def test_blocks_at_the_limits_of_a_bundle(ranks, row, placement, shift):
 
 
 @placed([row for row in ROWS if row[0] == "all_to_all"])
-def test_uneven_all_to_all(ranks, row, placement):
+def test_uneven_all_to_all(ranks_on, row, placement):
     """Some pairs of hosts have little for each other and some much, in either direction."""
     collective, name = row
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     for scale in (1, 100, 3000):
         sizes = [[scale * ((5 * a + 3 * b * b) % 19 // 7) for b in range(group.size)]
                  for a in range(group.size)]  # fmt: skip
@@ -104,20 +106,20 @@ def test_uneven_all_to_all(ranks, row, placement):
 
 
 @placed(REDUCING)
-def test_premul_sum_prepares_every_contribution_once(ranks, row, placement):
+def test_premul_sum_prepares_every_contribution_once(ranks_on, row, placement):
     """A host's sum is not multiplied by the factor again."""
     collective, name = row
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     for count in (50, 40_000):
         case = Case(collective, group.size, count, op="PREMUL_SUM", factor=0.5, root=group.size - 1)
         case.check(group.run(case, name))
 
 
 @placed([row for row in REDUCING if "scan" not in row[0]])
-def test_avg_divides_once(ranks, row, placement):
+def test_avg_divides_once(ranks_on, row, placement):
     """The sum of all hosts is divided by the number of all ranks."""
     collective, name = row
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     for count in (50, 40_000):
         case = Case(
             collective, group.size, count, op="AVG", root=group.size - 1,
@@ -129,9 +131,9 @@ def test_avg_divides_once(ranks, row, placement):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("name", ["leaders", "lanes"])
-def test_same_bits_on_all_ranks(ranks, name, placement, dtype):
+def test_same_bits_on_all_ranks(ranks_on, name, placement, dtype):
     """Whatever the order of the additions, it is one order."""
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     count = 6001 if dtype == "float16" else 1 << 20  # of several stretches
     case = Case(
         "all_reduce", group.size, count, dtype=dtype,
@@ -142,10 +144,10 @@ def test_same_bits_on_all_ranks(ranks, name, placement, dtype):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
-def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh, row):
+def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh_ranks_on, row):
     """Ranks that need the missing one time out, and withdraw what they posted."""
     collective, name = row
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     missing = 0 if "scan" in collective else 3
     # Who only sends, as all but the root of a reduce do, does not miss it.
     case = Case(
@@ -173,9 +175,9 @@ def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh, row):
 
 
 @pytest.mark.parametrize("placement", ["2+2", "3+1"])
-def test_a_sum_that_was_not_made_is_not_sent(fresh, placement):
+def test_a_sum_that_was_not_made_is_not_sent(fresh_ranks_on, placement):
     """A rank that waits in vain for another one of its host has nothing for the next host."""
-    group = fresh(placement)
+    group = fresh_ranks_on(placement)
     case = Case("reduce_scatter", group.size, 1000)
     ended = {}
 
@@ -193,10 +195,10 @@ def test_a_sum_that_was_not_made_is_not_sent(fresh, placement):
 
 @pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
-def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh, row, odd):
+def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh_ranks_on, row, odd):
     """Whether it is a leader, beside one, or on another host."""
     collective, name = row
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     case = Case(collective, group.size, 1000, root=2)
     other = Case(
         "all_reduce" if collective != "all_reduce" else "broadcast", group.size, 77, root=2
@@ -219,9 +221,11 @@ def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh, row, odd):
     ("reduce", "broadcast", 3),
 ], ids=["broadcast-reduce", "reduce-broadcast"])  # fmt: skip
 @pytest.mark.parametrize("name", ["leaders", "lanes"])
-def test_two_hosts_that_only_sent_find_it_in_the_next_barrier(fresh, called, of_odd, root, name):
+def test_two_hosts_that_only_sent_find_it_in_the_next_barrier(
+    fresh_ranks_on, called, of_odd, root, name
+):
     """Neither received in the calls that differ, so both calls ended."""
-    group = fresh("3+1")
+    group = fresh_ranks_on("3+1")
     cases = {each: Case(each, group.size, 1000, root=root) for each in (called, of_odd)}
     barrier = Case("barrier", group.size, 0)
     calls = {}
@@ -244,9 +248,9 @@ def test_two_hosts_that_only_sent_find_it_in_the_next_barrier(fresh, called, of_
 
 @pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-def test_another_number_of_segments_is_a_mismatch_on_all(fresh, collective, odd):
+def test_another_number_of_segments_is_a_mismatch_on_all(fresh_ranks_on, collective, odd):
     """Although the messages of such ranks have other numbers, too."""
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     case, other = (Case(collective, group.size, count) for count in (1000, 9000))
 
     def body(rank):
@@ -271,9 +275,9 @@ DISAGREEING = {
 
 @pytest.mark.parametrize("sizes", DISAGREEING)
 @pytest.mark.parametrize("collective", ["gather", "scatter"])
-def test_another_size_than_the_roots_is_a_mismatch_on_all(fresh, collective, sizes):
+def test_another_size_than_the_roots_is_a_mismatch_on_all(fresh_ranks_on, collective, sizes):
     """Whether the block would be in a bundle, or go straight to its rank."""
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     roots, own = DISAGREEING[sizes]
     root = Case(collective, group.size, 0, dtype="uint8", root=0, sizes=roots)
     others = Case(collective, group.size, 0, dtype="uint8", root=0, sizes=own)
@@ -285,10 +289,10 @@ def test_another_size_than_the_roots_is_a_mismatch_on_all(fresh, collective, siz
 
 
 @pytest.mark.parametrize("name", ["leaders", "lanes"])
-def test_sizes_with_the_same_sum_are_a_mismatch(fresh, name):
+def test_sizes_with_the_same_sum_are_a_mismatch(fresh_ranks_on, name):
     """Rank 2 gives 4 and 12 bytes to the other host, where 8 and 8 are due. Ranks that have all may
     be done before the others find it."""
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     due = [[8] * 4 for _ in range(4)]
     given = [*due[:2], [4, 12, 8, 8], due[3]]
     cases = [Case("all_to_all", group.size, 0, dtype="uint8", sizes=each) for each in (due, given)]
@@ -314,9 +318,9 @@ def test_without_hierarchy_there_are_no_parts(hosts):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_an_array_that_ranks_share_may_be_reduced(ranks, placement):
+def test_an_array_that_ranks_share_may_be_reduced(ranks_on, placement):
     """Memory that its host's ranks have mapped is reduced like any other."""
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     case = Case("all_reduce", group.size, 30_000)
 
     def body(rank):
@@ -365,10 +369,10 @@ def test_a_rank_that_leaves_passes_on_why_the_group_failed(row):
         group.close()
 
 
-def test_a_wait_in_windows_hears_of_a_failure_on_another_host(fresh):
+def test_a_wait_in_windows_hears_of_a_failure_on_another_host(fresh_ranks_on):
     """A rank that waits for another one of its host reads what comes in at its sockets meanwhile,
     at the end of each slice of the wait."""
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     case = Case("barrier", 4, 0)
     group.groups[2].fail("timeout")  # its notice is in rank 0's socket now
     _native.arm_failpoint("wait:hold:6")
@@ -382,12 +386,12 @@ def test_a_wait_in_windows_hears_of_a_failure_on_another_host(fresh):
         _native.arm_failpoint("")
 
 
-def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
+def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh_ranks_on):
     """Ranks that wait for others of their hosts send and receive their blocks meanwhile, however
     much more those have than sockets hold."""
     case = Case("all_gather", 4, 4_000_000)
     nbytes = 4_000_000 * case.dtype.itemsize
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     cut_parts_at(group, nbytes)
     group.links[0].messages.count_sent_in(SENT)
 
@@ -406,10 +410,10 @@ def test_a_wait_in_windows_moves_the_messages_of_its_call(fresh):
         each.result()
 
 
-def test_a_later_part_of_the_same_call_is_no_mismatch(fresh):
+def test_a_later_part_of_the_same_call_is_no_mismatch(fresh_ranks_on):
     """A rank waits for the message of a late one, while others of its host are in the next part of
     the call, which goes through windows."""
-    group = fresh("3+1")
+    group = fresh_ranks_on("3+1")
     case = Case("all_reduce", 4, 1000)
 
     def choose(collective, *about):
@@ -428,9 +432,9 @@ def test_a_later_part_of_the_same_call_is_no_mismatch(fresh):
     case.check([each.result() for each in calls])
 
 
-def test_a_long_wait_in_windows_wakes_up_rarely(fresh):
+def test_a_long_wait_in_windows_wakes_up_rarely(fresh_ranks_on):
     """Its messages are under way, but none moves: the other ranks do not come for a second."""
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     case = Case("all_gather", 4, 100_000)
     times = []
 
@@ -444,12 +448,12 @@ def test_a_long_wait_in_windows_wakes_up_rarely(fresh):
     assert times[0] < 1000  # at the first of its intervals it would be 3000
 
 
-def test_each_group_has_its_own_segments(fresh):
+def test_each_group_has_its_own_segments(fresh_ranks_on):
     """Another group of the process with as many hosts has been prepared for other segments."""
     case = Case("broadcast", 4, 16_384)
     sent = []
     for segment in 4096, 65_536:
-        group = fresh("2+2")
+        group = fresh_ranks_on("2+2")
         group.links[0].messages.count_sent_in(SENT)
         cut_parts_at(group, segment)
         case.check(group.run(case, "leaders"))

@@ -27,10 +27,10 @@ LONG_SUMS = {
 @pytest.mark.parametrize("segment", [8192, 1 << 18])
 @pytest.mark.parametrize("given", LONG_SUMS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_sum_of_several_stretches(ranks, placement, given, segment):
+def test_a_sum_of_several_stretches(ranks_on, placement, given, segment):
     """The last one has one element, which is in one rank's lane and has no part for most hosts, or
     it is more than half as long as the others."""
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     cut_parts_at(group, segment)
     itemsize = oracle.DTYPES[LONG_SUMS[given].get("dtype", "float32")].itemsize
     for count in (STRETCH_BYTES // itemsize + 1, 5 * STRETCH_BYTES // (2 * itemsize) + 3):
@@ -39,9 +39,9 @@ def test_a_sum_of_several_stretches(ranks, placement, given, segment):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_broadcast_of_several_stretches(ranks, placement):
+def test_a_broadcast_of_several_stretches(ranks_on, placement):
     """From each root; the last one is one byte long, or half as long as the others."""
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     for count in (STRETCH_BYTES + 1, 5 * STRETCH_BYTES // 2):
         for root in range(group.size):
             case = Case("broadcast", group.size, count, dtype="uint8", root=root)
@@ -57,10 +57,10 @@ LONG_CALLS = [
 
 @pytest.mark.parametrize("given", ["sum", "in-place", "premul-sum"])
 @placed(LONG_CALLS)
-def test_a_call_of_several_stretches(ranks, row, placement, given):
+def test_a_call_of_several_stretches(ranks_on, row, placement, given):
     """The last one has one element, or one of each block; the root is on any host."""
     collective, name = row
-    group = ranks(placement, "shm")
+    group = ranks_on(placement, "shm")
     blocks = group.size if collective == "reduce_scatter" else 1
     count = (SCRATCH_BYTES // (4 * blocks) + 1) * blocks
     for root in range(group.size) if collective == "reduce" else (0,):
@@ -68,9 +68,9 @@ def test_a_call_of_several_stretches(ranks, row, placement, given):
         case.check(group.run(case, name, segment=1 << 18))
 
 
-def test_blocks_of_several_stretches_and_short_ones(ranks):
+def test_blocks_of_several_stretches_and_short_ones(ranks_on):
     """A reduce_scatter goes on until the longest block is done."""
-    group = ranks("2+2+2-mixed", "shm")
+    group = ranks_on("2+2+2-mixed", "shm")
     sizes = [0, SCRATCH_BYTES // 4, 5, SCRATCH_BYTES // 8, 1, SCRATCH_BYTES // 24 + 1]
     case = Case("reduce_scatter", group.size, 0, sizes=sizes)
     case.check(group.run(case, "lanes", segment=1 << 18))
@@ -78,9 +78,9 @@ def test_blocks_of_several_stretches_and_short_ones(ranks):
 
 @pytest.mark.parametrize("count", [1000, STRETCH_BYTES])
 @pytest.mark.parametrize("odd", [0, 1, 3], ids=lambda rank: f"rank{rank}")
-def test_another_number_of_stretches_is_a_mismatch_on_all(fresh, odd, count):
+def test_another_number_of_stretches_is_a_mismatch_on_all(fresh_ranks_on, odd, count):
     """A rank has one stretch less than the others, or none at all."""
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     case = Case("all_reduce", group.size, STRETCH_BYTES)
     other = Case("all_reduce", group.size, count // 2)
 
@@ -91,9 +91,9 @@ def test_another_number_of_stretches_is_a_mismatch_on_all(fresh, odd, count):
 
 
 @pytest.mark.parametrize("missing", [0, 3], ids=lambda rank: f"rank{rank}")
-def test_a_rank_that_misses_a_long_sum_is_a_timeout(fresh, missing):
+def test_a_rank_that_misses_a_long_sum_is_a_timeout(fresh_ranks_on, missing):
     """Ranks withdraw the messages of all stretches that they have begun."""
-    group = fresh("2+2")
+    group = fresh_ranks_on("2+2")
     case = Case("all_reduce", group.size, STRETCH_BYTES)
     ended = {}
 

@@ -66,7 +66,6 @@ class Job:
         """Let a host vanish. It has by the end of the command, which a busy machine starts late."""
         fault()
         self._since = time.monotonic()
-        self._stalls.seconds = 0.0
 
     def go_on(self, *, first: bool = False) -> None:
         """Let the ranks call; `first`: they have never heard of the host that vanished."""
@@ -86,13 +85,13 @@ class Job:
         # machine does not use up; below it there is less room, and what counts is who is named.
         if self._timeout >= DEFAULT:
             late = [self.late(end["at"]) for end in ends]
-            assert max(late) <= self._timeout, late
+            assert max(late) <= self._timeout, (late, self._stalls.found)
         return ends
 
     def late(self, at: float) -> float:
         """Return the seconds from the loss until then in which the machine ran: kernels that do
         not run ask nothing."""
-        return at - self._since - self._stalls.seconds
+        return at - self._since - self._stalls.seconds(self._since, at)
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -110,6 +109,16 @@ def job(tmp_path: Path) -> Iterator[Job]:
         made = Job(network, hosts, key, stack.enter_context(MachineStalls()))
         stack.callback(made.end)
         yield made
+
+
+def test_stalls_of_the_machine() -> None:
+    """Only what lies in the time that was asked for counts, and only pauses that are long."""
+    stalls = MachineStalls()
+    for now in (1.0, 1.1, 1.5, 4.5, 4.6, 6.0):
+        stalls.awake(now)
+    assert stalls.found == [(1.5, 4.5), (4.6, 6.0)]
+    assert stalls.seconds(2.0, 5.6) == pytest.approx(2.5 + 1.0)
+    assert stalls.seconds(0.0, 1.4) == 0.0
 
 
 def assert_lost(ends: list[dict[str, Any]], host: str, lost: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Groups of ranks on several hosts, and what the tests of hierarchical algorithms share."""
+"""Placements of ranks on hosts, and what else the tests of hierarchical algorithms share."""
 
 import time
 

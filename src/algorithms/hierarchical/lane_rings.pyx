@@ -413,7 +413,8 @@ cdef int reduce_segments(Comm *t, Call *c, Partials *s, int host, int round_, Bl
 
 cdef int begin_sums(Comm *t, Call *c, Partials *s, int round_, Leaving *leaving, size_t *begun,
                     size_t until) noexcept nogil:
-    """Do that with the host before's blocks, up to that segment, and send each."""
+    """Do that with the host before's blocks, up to that segment. Send each segment before the next
+    is reduced, so that the wire is not idle meanwhile."""
     cdef Hosts *h = hosts_of(t)
     cdef int host = host_before(h, 1), status = OK
     if round_ < rounds_of(h, host):
