@@ -141,7 +141,7 @@ class ThreadJob:
 
         Raises:
             TimeoutError: A rank did not end in time. Every thread's stack is printed.
-            Exception: That of the lowest rank that raised.
+            Exception: That of the lowest rank that raised, with a note of what the others raised.
         """
         if self._closed:
             raise RuntimeError("ThreadJob.run: the job was closed, and its ranks have ended")
@@ -180,7 +180,14 @@ class ThreadJob:
                 # The others may wait for this rank: give them a moment, not a minute.
                 deadline = min(deadline, time.monotonic() + 5)
         if errors:
-            raise errors[min(errors)]
+            first = errors.pop(min(errors))
+            for rank, other in errors.items():
+                note = f"rank {rank} raised {type(other).__name__}: {other}"
+                if note not in getattr(
+                    first, "__notes__", ()
+                ):  # ranks that died raise it each time
+                    first.add_note(note)
+            raise first
         return [results[rank] for rank in range(self.size)]
 
     def close(self, timeout: float = DEADLINE) -> None:
@@ -241,7 +248,7 @@ def run_threads(
 
     Raises:
         TimeoutError: A rank does not end in time. Every thread's stack is printed.
-        Exception: That of the lowest rank that raised.
+        Exception: That of the lowest rank that raised, with a note of what the others raised.
 
     Examples:
         >>> from cydist.testing import run_threads

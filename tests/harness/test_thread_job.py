@@ -85,3 +85,15 @@ def test_a_rank_dies_in_a_call_on_objects() -> None:
 
     _, end = run_threads(body, 2, faults=Faults(kill={1: 1}))
     assert isinstance(end, Killed)
+
+
+def test_an_error_says_what_other_ranks_raised() -> None:
+    """One rank's error may be the reason for that of another."""
+
+    def body(rank: int) -> None:
+        if rank:
+            raise ValueError(f"of rank {rank}")
+
+    with ThreadJob(3, "inproc") as job, pytest.raises(ValueError, match="of rank 1") as error:
+        job.run(body)
+    assert error.value.__notes__ == ["rank 2 raised ValueError: of rank 2"]
