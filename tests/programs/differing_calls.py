@@ -7,6 +7,7 @@ Prints a JSON object: for each case the class of this rank's error, or "none".
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def outcome(name: str, kind: str, group: Any, odd: bool, root: int, nbytes: int)
 
 def main(nbytes: int, backend: str = "tcp") -> None:
     """Make the calls, with another odd rank and another root in each."""
+    faulthandler.dump_traceback_later(50, exit=True)  # before the test gives up
     dist.init_process_group(backend, timeout=20)
     rank, size = dist.get_rank(), dist.get_world_size()
     cases = [(name, kind) for name in CALLS for kind in WITHOUT if name not in WITHOUT[kind]]
