@@ -181,11 +181,10 @@ class ThreadJob:
                 deadline = min(deadline, time.monotonic() + 5)
         if errors:
             first = errors.pop(min(errors))
+            notes = getattr(first, "__notes__", [])  # an earlier run may have raised it
             for rank, other in errors.items():
                 note = f"rank {rank} raised {type(other).__name__}: {other}"
-                if note not in getattr(
-                    first, "__notes__", ()
-                ):  # ranks that died raise it each time
+                if note not in notes:
                     first.add_note(note)
             raise first
         return [results[rank] for rank in range(self.size)]

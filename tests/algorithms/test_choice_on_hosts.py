@@ -71,44 +71,34 @@ def test_rows_measured_on_several_hosts_hold_for_their_placement():
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "ranks", "between_hosts", "expected"),
+    ("collective", "nbytes", "ranks", "between_hosts", "expected"),
     [
-        (1 << 15, 3, True, b"tree"),
-        (1 << 16, 3, True, b"ring"),
-        (1 << 19, 3, True, b"ring"),
-        (1 << 23, 4, True, b"ring"),
-        (1 << 19, 5, True, b"tree"),
-        (1 << 23, 3, False, b"tree"),
+        ("broadcast", 1 << 15, 3, True, b"tree"),
+        ("broadcast", 1 << 16, 3, True, b"ring"),
+        ("broadcast", 1 << 19, 3, True, b"ring"),
+        ("broadcast", 1 << 23, 4, True, b"ring"),
+        ("broadcast", 1 << 19, 5, True, b"tree"),
+        ("broadcast", 1 << 23, 3, False, b"tree"),
+        ("all_reduce", 1 << 14, 3, True, b"doubling"),
+        ("all_reduce", 1 << 15, 3, True, b"ordered_scatter"),
+        ("all_reduce", 1 << 18, 3, True, b"ordered_scatter"),
+        ("all_reduce", 1 << 19, 3, True, b"ring"),
+        ("all_reduce", 1 << 15, 3, False, b"doubling"),
+        ("all_reduce", 1 << 16, 3, False, b"ring"),
+        ("all_reduce", 1 << 15, 4, True, b"doubling"),
+        ("all_reduce", 1 << 16, 4, True, b"halving_doubling"),
     ],
 )
-def test_a_root_sends_a_long_array_to_one_other_host(nbytes, ranks, between_hosts, expected):
-    """Between three and four hosts, where a tree's root would send it to two. Inside a host, or on
-    more of them, two segments do not pay for the steps. A whole group does so, too, if each of its
-    ranks is on a host of its own."""
-    assert choose_for_part("broadcast", nbytes, ranks, False, between_hosts)[0] == expected
+def test_no_host_sends_a_long_array_twice(collective, nbytes, ranks, between_hosts, expected):
+    """Between a few hosts, as a tree's root and one of three doubling ranks would. Inside a host,
+    or on more of them, it is not worth the steps. A whole group does so, too, if each of its ranks
+    is on a host of its own."""
+    assert choose_for_part(collective, nbytes, ranks, False, between_hosts)[0] == expected
     name = tuning_table.choose(
-        "broadcast", nbytes, ranks, False, even=True, commutative=True,
+        collective, nbytes, ranks, False, even=True, commutative=True,
         placement=f"{ranks}x1" if between_hosts else "",
     )  # fmt: skip
     assert name.encode() == expected
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "ranks", "between_hosts", "expected"),
-    [
-        (1 << 14, 3, True, b"doubling"),
-        (1 << 15, 3, True, b"ordered_scatter"),
-        (1 << 18, 3, True, b"ordered_scatter"),
-        (1 << 19, 3, True, b"ring"),
-        (1 << 15, 3, False, b"doubling"),
-        (1 << 16, 3, False, b"ring"),
-        (1 << 15, 4, True, b"doubling"),
-        (1 << 16, 4, True, b"halving_doubling"),
-    ],
-)
-def test_three_hosts_share_the_bytes_of_a_sum(nbytes, ranks, between_hosts, expected):
-    """By doubling one of them would send the whole array twice."""
-    assert choose_for_part("all_reduce", nbytes, ranks, False, between_hosts)[0] == expected
 
 
 def test_groups_on_one_host_do_not_take_what_is_kept_for_several():

@@ -206,12 +206,7 @@ def test_a_rank_in_another_call_is_a_mismatch_on_all(fresh_ranks_on, row, odd):
 
     def body(rank):
         mine, called = (other, "lanes") if rank == odd else (case, name)
-        try:
-            mine.run(group.groups[rank], rank, called, 1, TINY, 20.0)
-            group.groups[rank].compare_last(time.monotonic_ns() + int(20e9))
-        except _native.CallError as error:
-            return error.status
-        return "ok"
+        return status_of(group, mine, called, rank)
 
     assert group.each(body) == ["mismatch"] * group.size
 
