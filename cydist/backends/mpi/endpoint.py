@@ -144,10 +144,11 @@ def _end_all(MPI: Any) -> None:
                 except MismatchError as error:  # MPI would not show its callback's exception
                     print(f"cydist: {error}", file=sys.stderr, flush=True)
     _leave_all(os.getpid())
-    if not Communicators.all_made() and MPI.get_vendor()[0] != "Open MPI":
+    if not Communicators.all_made():
         print(
-            "cydist: the job is aborted: a group's first call was given up while MPI made the "
-            "group's communicator. MPI still does, and MPICH crashes when it ends meanwhile",
+            f"cydist: rank {MPI.COMM_WORLD.Get_rank()} of MPI aborts the job: a group's first call "
+            "was given up while MPI made the group's communicator. MPI still does, and may crash "
+            "when it ends meanwhile",
             file=sys.stderr,
         )
         ExitGuard.abort(MPI, 1)
