@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from jobs_on_hosts import job_on
-from network_hosts import network_of, require_hosts
+from network_hosts import ROOT, network_of, require_hosts
 
 from cydist.bench import job
 from cydist.bench.raw_ring import RawRing
@@ -70,6 +70,20 @@ def test_a_job_of_two_hosts(tmp_path: Path) -> None:
     assert row[-1].endswith("%")
     sent = cells[0]["host_sends"]["cydist"]
     assert nbytes <= sent <= 1.1 * nbytes
+
+
+def test_a_congestion_control_that_is_not_allowed() -> None:
+    """The script says so before it makes hosts, and where to allow it."""
+    require_hosts()
+    done = subprocess.run(
+        [ROOT / "scripts/bench-hosts", "--congestion", "none_such"],
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("--congestion: none_such is none of ")
+    assert done.stderr.endswith(
+        "root add it to /proc/sys/net/ipv4/tcp_allowed_congestion_control\n"
+    )
 
 
 def test_a_raw_connection_between_two_hosts(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Those of all hosts: the kernel gives a namespace no others.
+ALLOWED_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 # Words of a classic BPF program, and what it returns to the traffic control.
 LOAD, JUMP_IF_NOT_LESS, RETURN = 0x20, 0x35, 0x06
@@ -47,6 +49,14 @@ def why_none() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return ""
+
+
+def why_not_controlled_by(name: str) -> str:
+    """Return why hosts here cannot have this congestion control; "" if they can."""
+    allowed = ALLOWED_CONTROLS.read_text().split()
+    if name in allowed:
+        return ""
+    return f"{name} is none of {', '.join(allowed)}: let root add it to {ALLOWED_CONTROLS}"
 
 
 def require_hosts() -> None:
