@@ -19,6 +19,8 @@ import numpy as np
 import cydist as dist
 
 COUNTS = (0, 1, 3, 100, 1000, 5000, 70_000)  # elements of an array or of a block
+LONG_COUNT = 700_000  # of few calls: of most types so long that they go in stretches
+LONG_SHARE = 0.03
 DTYPES = ("int64", "float32", "float16", "uint8")
 OPS = {"SUM": np.add.reduce, "MAX": np.maximum.reduce, "MIN": np.minimum.reduce}
 MOST_AT_ONCE = 3
@@ -219,8 +221,9 @@ def main(seed: int, calls: int, backend: str = "tcp") -> None:
     begun: list[tuple[Any, Check]] = []
     for number in range(calls):
         of = draw.choice(known)
+        count = LONG_COUNT if draw.random() < LONG_SHARE else draw.choice(COUNTS)
         drawn = Drawn(
-            number, draw.choice(COLLECTIVES), draw.choice(COUNTS), draw.choice(DTYPES),
+            number, draw.choice(COLLECTIVES), count, draw.choice(DTYPES),
             draw.choice(list(OPS)), draw.randrange(of.size), draw.random() < 0.3,
         )  # fmt: skip
         if of.rank >= 0:
