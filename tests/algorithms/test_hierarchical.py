@@ -174,6 +174,24 @@ def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh_ranks_o
         assert pending(group.links[rank]) == (0, 0)
 
 
+def test_no_rank_beside_the_root_ends_a_broadcast_while_another_sends(fresh_ranks_on):
+    """To three hosts, and one rank of another host is late. What is sent for the next call would
+    delay what that rank is to get, and all of its host wait for it."""
+    group = fresh_ranks_on("2+2+2-mixed")
+    case = Case("broadcast", group.size, 1 << 20, dtype="uint8")
+    late = 3  # gets its part from rank 4, which is on rank 0's host
+
+    def body(rank):
+        if rank != late:
+            with pytest.raises(_native.CallError) as error:
+                case.run(group.groups[rank], rank, "lanes", 1, TINY, 0.3)
+            return error.value.status
+        return "late"
+
+    ended = group.each(body)
+    assert ended[0] in ("timeout", "aborted")
+
+
 @pytest.mark.parametrize("placement", ["2+2", "3+1"])
 def test_a_sum_that_was_not_made_is_not_sent(fresh_ranks_on, placement):
     """A rank that waits in vain for another one of its host has nothing for the next host."""

@@ -28,7 +28,7 @@ communication", IEEE CLUSTER 2020.
 from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
-    ALL_REDUCE, BROADCAST, GATHER, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Reduction,
+    ALL_REDUCE, BARRIER, BROADCAST, GATHER, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Reduction,
     patiently,
 )
 from cydist._native.algorithm_table cimport implement
@@ -105,6 +105,11 @@ cdef int broadcast_stretch(Comm *t, Call *c) noexcept nogil:
         inner.inputs = &blocks[place]
         inner.outputs = &blocks[place]
         status = run_part(across_at(t, place, -1), c, &inner, BROADCAST, blocks[0].nbytes)
+    if status == OK and here and h.count > 2:
+        # Who is ahead would delay with a later call what other lanes still send of this one. The
+        # next host waits for that before it passes on anything of the later call.
+        inner = call_like(c)
+        status = run_part(&h.local, c, &inner, BARRIER, 0)
     if status == OK and not here:
         status = gather_here(t, c, &blocks[place], blocks, data.nbytes)
     free_scratch(t, c, blocks)
