@@ -50,11 +50,11 @@ cdef inline size_t shorter_segment(size_t segment, size_t parts) noexcept nogil:
 
 
 # Return the bytes of the segments that follow each other along a chain of ranks, each of which
-# waits for the whole of the first: half of a segment, or a quarter of the array if that is less,
+# waits for the whole of the first: half of a segment, or an eighth of the array if that is less,
 # but no less than LEAST_SEGMENT_BYTES.
 cdef inline size_t chain_segment(const Call *c, size_t unit, size_t nbytes) noexcept nogil:
     cdef Call shorter = c[0]
-    cdef size_t parts = max(4 * c.segment_bytes // max(nbytes, <size_t>1), <size_t>2)
+    cdef size_t parts = max(8 * c.segment_bytes // max(nbytes, <size_t>1), <size_t>2)
     shorter.segment_bytes = shorter_segment(c.segment_bytes, parts)
     return segment_size(&shorter, unit, nbytes, 1)
 

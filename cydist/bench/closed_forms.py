@@ -169,7 +169,7 @@ def _segments(nbytes: int, most: int = SEGMENT_BYTES) -> tuple[int, int]:
 
 def _segments_of_broadcast(nbytes: int) -> tuple[int, int]:
     """Return the same of a broadcast along a chain, whose ranks wait for the first."""
-    return _segments(nbytes, min(SEGMENT_BYTES // 2, max(nbytes // 4, LEAST_SEGMENT_BYTES)))
+    return _segments(nbytes, min(SEGMENT_BYTES // 2, max(nbytes // 8, LEAST_SEGMENT_BYTES)))
 
 
 def by_rounds(many: Sequence[Rounds], each: int, machine: Machine) -> float:

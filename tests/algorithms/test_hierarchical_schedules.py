@@ -290,9 +290,9 @@ def test_blocks_travel_in_segments(row, placement):
 
 @pytest.mark.parametrize(
     ("nbytes", "segment"),
-    [(1 << 14, 1 << 14), (1 << 16, 1 << 15), (1 << 18, 1 << 16), (1 << 20, 1 << 17)],
+    [(1 << 14, 1 << 14), (1 << 18, 1 << 15), (1 << 19, 1 << 16), (1 << 21, 1 << 17)],
 )
-def test_a_chain_waits_for_a_quarter_of_the_array_at_most(nbytes, segment):
+def test_a_chain_waits_for_an_eighth_of_the_array_at_most(nbytes, segment):
     """For 32 KiB of a short one, and for half a segment of a long one."""
     found = HierarchicalSchedule(("broadcast", "ring"), range(4), nbytes)
     assert {size for sizes in found.messages("send").values() for size in sizes} == {segment}
