@@ -12,9 +12,9 @@ from cydist import _native
 from cydist.tuning import table as tuning_table
 
 
-def chosen(collective, nbytes, hosts, consecutive, placement=""):
+def chosen(collective, nbytes, hosts, consecutive, placement="", ranks=4):
     return collective, tuning_table.choose(
-        collective, nbytes, 4, False, even=True, commutative=True, hosts=hosts,
+        collective, nbytes, ranks, False, even=True, commutative=True, hosts=hosts,
         consecutive=consecutive, placement=placement,
     )  # fmt: skip
 
@@ -25,6 +25,18 @@ def test_hosts_with_several_ranks_are_used(collective, nbytes):
     """The table takes hierarchical algorithms where ranks share hosts, and only there."""
     assert chosen(collective, nbytes, True, True) in ROWS
     assert chosen(collective, nbytes, False, False) not in ROWS
+
+
+@pytest.mark.parametrize(
+    ("collective", "fewest"),
+    [("all_reduce", 6), ("all_gather", 5), ("reduce_scatter", 5), ("all_to_all", 5)],
+)
+def test_more_ranks_have_leaders_for_longer_calls(collective, fewest):
+    """Where a lane would have a few KiB."""
+    for ranks in range(4, 9):
+        longest = 1 << 16 if ranks >= fewest else 1 << 15
+        for nbytes, name in ((longest, "leaders"), (longest + 1, "lanes")):
+            assert chosen(collective, nbytes, True, True, ranks=ranks)[1] == name
 
 
 @pytest.mark.parametrize("library", ["Open MPI", "MPICH"])
