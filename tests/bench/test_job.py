@@ -76,7 +76,7 @@ def test_a_congestion_control_that_is_not_allowed() -> None:
     """The script says so before it makes hosts, and where to allow it."""
     require_hosts()
     done = subprocess.run(
-        [ROOT / "scripts/bench-hosts", "--congestion", "none_such"],
+        [sys.executable, ROOT / "scripts/bench-hosts", "--congestion", "none_such"],
         capture_output=True, text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
     assert done.returncode == 1
