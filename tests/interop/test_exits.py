@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from extra_values import more_but
 
-pytest.importorskip("torch")
+import cydist
+from cydist.executor import Completions
+
+torch = pytest.importorskip("torch")
+from cydist.interop.torch.work import PendingWork  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,6 +83,31 @@ def test_no_signal_ends_the_process(end: str) -> None:
         capture_output=True, text=True, timeout=50, check=False,
     )  # fmt: skip
     assert (result.returncode, result.stdout.splitlines()) == (0, printed), result.stderr[-3000:]
+
+
+def test_a_call_is_destroyed_while_the_end_of_the_process_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the thread that completes its Future, if that has the last reference. torch's C++ lets the
+    GIL go then, so a thread that wanted it back later would end the process by SIGABRT."""
+    completions = Completions()
+    monkeypatch.setattr("cydist.interop.torch.work.COMPLETIONS", completions)
+    call = cydist.EventWork("a call", timeout=None)
+    caller = PendingWork(call, [torch.ones(1)])
+    future = caller.get_future()
+    waits: SimpleQueue[bool] = SimpleQueue()
+
+    def destroyed() -> None:
+        end = threading.Thread(target=completions.close, daemon=True)
+        end.start()
+        end.join(0.2)
+        waits.put(end.is_alive())
+
+    weakref.finalize(caller, destroyed)
+    del caller
+    call.end()
+    future.wait()
+    assert waits.get(timeout=30)
 
 
 @pytest.mark.slow

@@ -144,15 +144,20 @@ class PendingWork(dist.Work):
         if self._future is None:
             over = future_of(self._tensors)
             raised: list[Exception] = []
+            work = self._work
+            # What torch's C++ destroys when it is dropped. It lets the GIL go then, so the thread
+            # drops it inside COMPLETIONS, too.
+            held = [(over, self)]
 
             def complete() -> None:
+                future, call = held.pop()
                 # Grad mode is per thread, and this may not be the caller's thread.
                 with torch.no_grad():
-                    over.set_result(self._tensors)
+                    future.set_result(call._tensors)
 
             def fill() -> None:
                 try:
-                    self._work.wait()
+                    work.wait()
                 except Exception as error:
                     raised.append(error)
                 COMPLETIONS.run(complete)
@@ -161,7 +166,7 @@ class PendingWork(dist.Work):
             if COMPLETIONS.closed:
                 fill()
             else:
-                self._work._on_thread(fill)
+                work._on_thread(fill)
         return self._future
 
 
