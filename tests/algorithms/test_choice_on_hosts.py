@@ -32,7 +32,7 @@ def test_hosts_with_several_ranks_are_used(collective, nbytes):
     [("all_reduce", 6), ("all_gather", 5), ("reduce_scatter", 5), ("all_to_all", 5)],
 )
 def test_more_ranks_have_leaders_for_longer_calls(collective, fewest):
-    """Where a lane would have a few KiB."""
+    """Up to 64 KiB, in place of 32."""
     for ranks in range(4, 9):
         longest = 1 << 16 if ranks >= fewest else 1 << 15
         for nbytes, name in ((longest, "leaders"), (longest + 1, "lanes")):

@@ -175,8 +175,8 @@ def test_a_missing_rank_is_a_timeout_on_its_own_host_and_on_others(fresh_ranks_o
 
 
 def test_no_rank_beside_the_root_ends_a_broadcast_while_another_sends(fresh_ranks_on):
-    """To three hosts, and one rank of another host is late. What is sent for the next call would
-    delay what that rank is to get, and all of its host wait for it."""
+    """To three hosts, and one rank of another host is late. Bytes of the next call would delay
+    those that it is to get, and all ranks of its host wait for them."""
     group = fresh_ranks_on("2+2+2-mixed")
     case = Case("broadcast", group.size, 1 << 20, dtype="uint8")
     late = 3  # gets its part from rank 4, which is on rank 0's host

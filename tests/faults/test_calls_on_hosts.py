@@ -65,8 +65,8 @@ class Mpi(NamedTuple):
     environ: dict[str, str]
 
 
-# MPICH over UCX, which its wheel takes by default, and over libfabric. Of libfabric's providers
-# MPICH takes "sockets" here, with which MPI_Init of three hosts hangs now and then.
+# MPICH over UCX, which its wheel takes by default, and over libfabric. There it would take the
+# provider "sockets", with which MPI_Init of three hosts hangs now and then.
 BELOW_MPI = {
     "openmpi": {},
     "mpich-ucx": {"MPIR_CVAR_CH4_NETMOD": "ucx"},

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Those of all hosts: the kernel gives a namespace no others.
+# The kernel gives a namespace only the congestion controls in this file.
 ALLOWED_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 # Words of a classic BPF program, and what it returns to the traffic control.

@@ -13,8 +13,8 @@ from cydist.net.silence import peer_timeout, watch_idle
 
 CONNECT_TIMEOUT = 30.0  # seconds until a peer's kernel accepts, all attempts included
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds of attempts
-# That a kernel takes of what another host is to get, before it sends them. If it took megabytes, a
-# rank that is ahead would delay what others of its host still send.
+# A kernel takes so many bytes for another host before it sends them. If it took megabytes, a rank
+# that is ahead would delay what others of its host still send.
 UNSENT_BYTES = 65536
 
 Key = tuple[int, int]  # peer, lane

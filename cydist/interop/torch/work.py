@@ -145,8 +145,8 @@ class PendingWork(dist.Work):
             over = future_of(self._tensors)
             raised: list[Exception] = []
             work = self._work
-            # What torch's C++ destroys when it is dropped. It lets the GIL go then, so the thread
-            # drops it inside COMPLETIONS, too.
+            # torch's C++ lets the GIL go while it destroys a call. So the thread that completes the
+            # Future drops both inside COMPLETIONS, too.
             held = [(over, self)]
 
             def complete() -> None:

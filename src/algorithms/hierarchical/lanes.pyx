@@ -106,8 +106,8 @@ cdef int broadcast_stretch(Comm *t, Call *c) noexcept nogil:
         inner.outputs = &blocks[place]
         status = run_part(across_at(t, place, -1), c, &inner, BROADCAST, blocks[0].nbytes)
     if status == OK and here and h.count > 2:
-        # Who is ahead would delay with a later call what other lanes still send of this one. The
-        # next host waits for that before it passes on anything of the later call.
+        # A rank that is ahead would send bytes of a later call, which delay those that other lanes
+        # still send of this one. The next host needs all of these before it passes on a later call.
         inner = call_like(c)
         status = run_part(&h.local, c, &inner, BARRIER, 0)
     if status == OK and not here:
