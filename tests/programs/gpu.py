@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import gpu_arrays  # noqa: E402
 import numpy as np  # noqa: E402
-from gpu_arrays import all_kinds, say, share_a_gpu  # noqa: E402
+from gpu_arrays import all_kinds, give_stacks_in_time, say, share_a_gpu  # noqa: E402
 from gpu_arrays import check as going_on  # noqa: E402
 from gpu_overhead import overhead  # noqa: E402
 
@@ -424,6 +424,7 @@ STEPS = {
 
 def main() -> None:
     global arrays, first_kind, other_kinds
+    give_stacks_in_time()
     share_a_gpu()
     other_kinds = all_kinds()
     arrays = next(other_kinds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 RANK = int(os.environ.get("RANK", 0))
+GRACE = 10.0  # seconds between a step's stacks and the end of its time; ranks start in less
 SHARED = {
     "NCCL_HOSTID": f"cydist-{os.environ.get('MASTER_PORT')}-{RANK}",
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # from NCCL 2.30 on
@@ -31,6 +33,12 @@ def share_a_gpu() -> None:
     over sockets on the loopback interface. Before anything reads these variables."""
     for name, value in SHARED.items():
         os.environ.setdefault(name, value)
+
+
+def give_stacks_in_time() -> None:
+    """Print every thread's stack and end the process before its step's time is over."""
+    seconds = float(os.environ.get("STEP_SECONDS", "150"))
+    faulthandler.dump_traceback_later(max(1.0, seconds - GRACE), exit=True)
 
 
 failed: list[str] = []  # checks, in this process

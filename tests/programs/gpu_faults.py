@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import gc
 import importlib
 import os
@@ -30,7 +29,7 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import gpu_arrays  # noqa: E402
-from gpu_arrays import Cupy, check, say, share_a_gpu, stand_in  # noqa: E402
+from gpu_arrays import Cupy, check, give_stacks_in_time, say, share_a_gpu, stand_in  # noqa: E402
 
 import cydist as dist  # noqa: E402
 
@@ -223,7 +222,7 @@ STEPS = {
 if __name__ == "__main__":
     share_a_gpu()
     stand_in()
-    faulthandler.dump_traceback_later(float(os.environ.get("STEP_SECONDS", "150")), exit=True)
+    give_stacks_in_time()
     cupy = Cupy().cupy
     dist.init_process_group("nccl", timeout=60.0)
     STEPS[sys.argv[1]]()

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
-from gpu_arrays import stand_in
+from gpu_arrays import give_stacks_in_time, stand_in
 
 import cydist as dist
 from cydist import asarray
@@ -218,6 +218,7 @@ def figures(library: Any) -> dict[str, float]:
 
 
 def main() -> None:
+    give_stacks_in_time()
     stand_in()
     only = os.environ.get("ONLY", "")
     if only == "torch":

@@ -17,7 +17,7 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import gpu_arrays  # noqa: E402
-from gpu_arrays import Torch, check, say, share_a_gpu, stand_in  # noqa: E402
+from gpu_arrays import Torch, check, give_stacks_in_time, say, share_a_gpu, stand_in  # noqa: E402
 
 import cydist as dist  # noqa: E402
 
@@ -107,6 +107,7 @@ def captured(mode: str) -> None:
 
 def main() -> None:
     global torch
+    give_stacks_in_time()
     share_a_gpu()
     stand_in()
     if os.environ.get("ONLY") == "torch":
