@@ -25,7 +25,6 @@ CALLS = {
     "group_start": ("ncclGroupStart", ""),
     "group_end": ("ncclGroupEnd", ""),
 }
-KINDS = {"p": ctypes.c_void_p, "c": ctypes.c_void_p, "n": ctypes.c_size_t, "i": ctypes.c_int}
 
 
 class NCCLError(Exception):
@@ -55,6 +54,28 @@ class UniqueId:
         return cls(Id.from_buffer(buffer))
 
 
+class Comm:
+    """ncclComm_t. Calls take these, and no plain integer."""
+
+    def __init__(self, handle: int = 0) -> None:
+        self.handle = handle
+
+    def __int__(self) -> int:
+        return self.handle
+
+
+def pointer(comm: Comm) -> ctypes.c_void_p:
+    """A communicator, as an argument."""
+    if not isinstance(comm, Comm):
+        raise TypeError(f"Cannot convert {type(comm).__name__} to nccl.bindings.nccl.Comm")
+    return ctypes.c_void_p(comm.handle)
+
+
+KINDS: dict[str, Any] = {
+    "p": ctypes.c_void_p, "c": pointer, "n": ctypes.c_size_t, "i": ctypes.c_int,
+}  # fmt: skip
+
+
 def module(library: Any) -> ModuleType:
     """`nccl.bindings.nccl`, over a library."""
 
@@ -65,7 +86,7 @@ def module(library: Any) -> ModuleType:
     def call(symbol: str, kinds: str) -> Any:
         function = getattr(library, symbol)
 
-        def run(*arguments: int) -> None:
+        def run(*arguments: Any) -> None:
             assert len(arguments) == len(kinds), (symbol, arguments)
             checked(
                 function(*(KINDS[kind](each) for kind, each in zip(kinds, arguments, strict=True)))
@@ -83,15 +104,15 @@ def module(library: Any) -> ModuleType:
         checked(library.ncclGetUniqueId(ctypes.byref(made)))
         return UniqueId(made)
 
-    def comm_init_rank(nranks: int, comm_id: int, rank: int) -> int:
+    def comm_init_rank(nranks: int, comm_id: int, rank: int) -> Comm:
         comm = ctypes.c_void_p()
         given = Id.from_address(comm_id)
         checked(library.ncclCommInitRank(ctypes.byref(comm), nranks, given, rank))
-        return comm.value or 0
+        return Comm(comm.value or 0)
 
-    def red_op_create_pre_mul_sum(scalar: int, datatype: int, residence: int, comm: int) -> int:
+    def red_op_create_pre_mul_sum(scalar: int, datatype: int, residence: int, comm: Comm) -> int:
         op = ctypes.c_int()
-        into, place, where = ctypes.byref(op), ctypes.c_void_p(scalar), ctypes.c_void_p(comm)
+        into, place, where = ctypes.byref(op), ctypes.c_void_p(scalar), pointer(comm)
         checked(library.ncclRedOpCreatePreMulSum(into, place, datatype, residence, where))
         return op.value
 
@@ -101,9 +122,9 @@ def module(library: Any) -> ModuleType:
         return str(find(result).decode())
 
     made: Any = ModuleType("nccl.bindings.nccl")
-    made.NCCLError, made.UniqueId = NCCLError, UniqueId
+    made.NCCLError, made.UniqueId, made.Comm = NCCLError, UniqueId, Comm
     made.get_version = lambda: number("ncclGetVersion")
-    made.comm_get_async_error = lambda c: number("ncclCommGetAsyncError", ctypes.c_void_p(c))
+    made.comm_get_async_error = lambda c: number("ncclCommGetAsyncError", pointer(c))
     made.get_unique_id, made.comm_init_rank = get_unique_id, comm_init_rank
     made.red_op_create_pre_mul_sum = red_op_create_pre_mul_sum
     made.get_error_string = get_error_string

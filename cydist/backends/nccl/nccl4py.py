@@ -135,7 +135,7 @@ class Nccl4pyCommunicator(EndsOnce):
         code, made = libnccl.split(int(self._comm), color, key)
         if code:
             raise libnccl.error(code)
-        return Nccl4pyCommunicator(self._nccl, made) if made else None
+        return Nccl4pyCommunicator(self._nccl, self._nccl.Comm(made)) if made else None
 
     def revoke(self) -> bool:
         revoke = getattr(self._nccl, "comm_revoke", None)  # NCCL has it from 2.28 on
