@@ -159,7 +159,8 @@ def main() -> None:
 
     cupy = fake_cupy.cupy
     cupy.cuda.is_available = lambda: True
-    cuda.CupyGpu.identity = lambda self: f"nothing/{RANK}"  # type: ignore[method-assign]
+    cuda.CupyGpu.identity = lambda self, version: f"nothing/{RANK}"  # type: ignore[method-assign]
+    cuda.CupyGpu.capability = lambda self: 90  # type: ignore[method-assign]
     dist.init_process_group("nccl", timeout=60)
     arrays = [fake_cupy.on_gpu(np.ones(COUNT, np.float32)) for _ in range(2)]
     with cupy.cuda.stream._BaseStream(STREAM, 0):
