@@ -5,7 +5,7 @@ cydistrun --nproc-per-node gpu docs/examples/parallel_cupy.py
 Logistic regression on data of its own making. Gradients are averaged by one coalesced call, which
 runs behind the kernels that make them; the host waits for nothing until it prints. With numpy in
 cupy's place (--on cpu) it runs on CPUs, and prints the same but for rounding; with --on staged
-cupy's arrays go over TCP, through pinned memory. It has not yet run on a GPU.
+cupy's arrays go over TCP, through pinned memory, and ranks may share a GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> None:
     given = options.parse_args()
     xp = importlib.import_module("numpy" if given.on == "cpu" else "cupy")
     if given.on != "cpu":
-        xp.cuda.Device(int(os.environ.get("LOCAL_RANK", 0))).use()
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        xp.cuda.Device(local % xp.cuda.runtime.getDeviceCount()).use()
     dist.init_process_group("nccl" if given.on == "gpu" else "tcp")
     losses = train(xp, given.epochs)
     if dist.get_rank() == 0:

@@ -4,8 +4,8 @@ cydistrun --nproc-per-node gpu docs/examples/parallel_torch.py
 
 Each gradient is reduced as soon as it is there, behind the backward pass that goes on: an
 asynchronous call runs on the group's stream, and `wait` orders torch's current stream after it.
-With --on staged the tensors go over TCP instead of NCCL; with --on cpu they are the CPU's. It
-has not yet run on a GPU.
+With --on staged the tensors go over TCP instead of NCCL, and ranks may share a GPU; with --on cpu
+they are the CPU's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def main() -> None:
     given = options.parse_args()
     device = torch.device("cpu")
     if given.on != "cpu":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        device = torch.device("cuda", local % torch.cuda.device_count())
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if given.on == "gpu" else "tcp")
     losses = train(device, given.steps)

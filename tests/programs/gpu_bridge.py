@@ -49,7 +49,9 @@ def calls(count: int, dtype: torch.dtype) -> None:
     slow = torch.ones(SIDE, SIDE, device=DEVICE)
     for blocking in (True, False):
 
-        def done(what: str, call: Any, *arguments: Any, blocking: bool = blocking, **options: Any) -> None:  # noqa: E501
+        def done(
+            what: str, call: Any, *arguments: Any, blocking: bool = blocking, **options: Any
+        ) -> None:
             with check(f"{what} of {count} {dtype}, blocking={blocking}"):
                 work = call(*arguments, async_op=not blocking, **options)
                 if not blocking:
@@ -166,7 +168,11 @@ def main() -> None:
         for dtype in DTYPES:
             with check(f"{count} of {dtype}"):
                 calls(count, dtype)
-    parts = (futures, *(() if SIZE == 1 else (messages,)), *(() if DEVICE == "cpu" else (side_stream,)))
+    parts = (
+        futures,
+        *(() if SIZE == 1 else (messages,)),
+        *(() if DEVICE == "cpu" else (side_stream,)),
+    )
     for part in parts:
         with check(part.__name__):
             part()

@@ -26,6 +26,7 @@ from cydist.errors import DistError
 
 PERIOD = 0.1  # seconds
 CAPTURED_PERIOD = 1.0  # the same, of groups whose calls are all in CUDA graphs
+CROWDED = 64  # calls under way from which a thread that makes more asks itself which are over
 QUERY_SECONDS = 1.0  # most seconds that a look at the clock waits for queries of CUDA
 
 
@@ -121,6 +122,7 @@ class GroupWatch:
         self._flights: deque[InFlight] = deque()
         self._spare: deque[Any] = deque()
         self._dropped: deque[object] = deque()  # of calls that are over
+        self._crowded = CROWDED
         self.captured: StreamCall | None = None
         self.ended = False
         self._lock = threading.Lock()  # guards looking for failures
@@ -130,6 +132,10 @@ class GroupWatch:
 
     def add(self, flight: InFlight) -> None:
         """Watch the call from now on."""
+        if len(self._flights) >= self._crowded:
+            # Events and records that are used again soon are still in the core's cache.
+            self.query()
+            self._crowded = 2 * len(self._flights) + CROWDED
         flight.events = self._spare
         self._flights.append(flight)
         WATCHDOG.wake()

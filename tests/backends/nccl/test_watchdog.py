@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cydist.backends.nccl.call_check import CallCheck, CallsDiffer
-from cydist.backends.nccl.watchdog import GroupWatch, InFlight, StreamCall
+from cydist.backends.nccl.watchdog import CROWDED, GroupWatch, InFlight, StreamCall
 from cydist.errors import PeerFailedError
 
 
@@ -17,6 +17,7 @@ class Group:
 
     def __init__(self) -> None:
         self.over: set[Any] = set()
+        self.asked = 0
         self.error = ""
         self.told: Any = None
         self.raises: Exception | None = None
@@ -26,6 +27,7 @@ class Group:
         pass
 
     def is_over(self, flight: InFlight) -> bool:
+        self.asked += 1
         if self.raises is not None:
             raise self.raises
         return flight.event in self.over
@@ -98,6 +100,34 @@ class Scene:
         flight.event = event
         self.watch.add(flight)
         return flight
+
+
+def test_many_calls_are_asked_about_as_they_are_made(scene: Scene) -> None:
+    """Those that are over do not wait for the watchdog: a few events are used again and again."""
+    scene.group.over = {*range(1, 1001)}
+    events = set()
+    for n in range(1, 1001):
+        spare = scene.watch.spare_event()
+        events.add(n if spare is None else spare)
+        scene.call(n, event=n if spare is None else spare)
+    assert len(events) <= 2 * CROWDED
+
+
+def test_calls_that_pile_up_are_asked_about_rarely(scene: Scene) -> None:
+    """A GPU that is behind costs the calling thread next to nothing."""
+    for n in range(1, 10_001):
+        scene.call(n, event=n)
+    assert scene.group.asked < 200
+
+
+def test_a_device_error_does_not_come_out_of_a_call(scene: Scene) -> None:
+    """It fails the group, at the watchdog's next look."""
+    scene.group.raises = ValueError("of CUDA")
+    for n in range(1, 2 * CROWDED):
+        scene.call(n, event=n)
+    assert not scene.group.failed
+    scene.watch.look()
+    assert scene.group.failed == [("broken", 1, scene.group.raises)]
 
 
 def test_calls_retire_in_order(scene: Scene) -> None:
