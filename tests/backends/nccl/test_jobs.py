@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 PROGRAM = Path(__file__).parents[2] / "programs/gpu.py"
+GROUPS, BRIDGE = PROGRAM.with_name("gpu_groups.py"), PROGRAM.with_name("gpu_bridge.py")
 EXAMPLE = PROGRAM.with_name("gpu_example.py")
 SCRIPT = PROGRAM.parents[2] / "scripts/test-gpu"
 LIMIT = 100  # seconds, for a machine that does much else; a program's calls have 60
@@ -118,6 +119,27 @@ def test_the_examples_learn(standins: Path, library: str) -> None:
     assert alone["losses"][-1] < alone["losses"][0] / 2
     for each in together:
         assert each["losses"] == pytest.approx(alone["losses"], abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks", "checks"),
+    [("split", 4, 4), ("memory", 2, 2), ("default", 1, 3), ("shared", 2, 2)],
+)
+def test_groups(standins: Path, step: str, ranks: int, checks: int) -> None:
+    """Every check of a step about groups is made, and holds."""
+    result = started(standins, step, ranks, GROUPS)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = [json.loads(line[line.index("{") :]) for line in result.stdout.splitlines()]
+    assert all(each["ok"] for each in said)
+    for rank in range(ranks):
+        assert len([each for each in said if each["rank"] == rank]) >= checks
+
+
+def test_bridge(standins: Path) -> None:
+    """The step's calls are right on the CPU's tensors, so a failure on a GPU is the GPU's."""
+    pytest.importorskip("torch")
+    for said in ran(standins, "bridge", 2, BRIDGE):
+        assert said["failed"] == []
 
 
 def test_faults(standins: Path) -> None:
