@@ -6,6 +6,7 @@ torchrun, and saves FOLDER/RANK.pt. All tensors are made from fixed seeds.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import faulthandler
 import os
@@ -26,6 +27,14 @@ FEATURES, HIDDEN, CLASSES = 64, 256, 10
 # gloo's group, it ends the group while it holds Python's lock: it joins gloo's threads, and one of
 # them may wait for that lock to free a tensor. The process then hangs (torch 2.13).
 gloo_groups: list[object] = []
+
+
+def end_at_once() -> None:
+    """End this process before Python does: a thread of gloo's that waits for Python's lock then
+    would end it by SIGABRT (torch 2.13)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class Recording:
@@ -68,6 +77,7 @@ class Recording:
         """Write the tensors and the steps per second of the median step."""
         if self.backend == "gloo":
             gloo_groups.append(torch.distributed.group.WORLD)
+            atexit.register(end_at_once)
         assert torch.distributed.get_backend() == self.backend
         steps = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
         rate = 1 / statistics.median(steps) if steps else 0.0
