@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import cydist.interop.torch  # noqa: E402, F401
 
 DEVICE = "cpu" if "STANDIN" in os.environ else "cuda"
-SIZES = (0, 1, 1000, 3_000_001)
+SIZES = (0, 1, 1000, 40_001 if DEVICE == "cpu" else 3_000_001)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 SIDE = 256 if DEVICE == "cpu" else 4096  # of the matrices that keep the GPU busy
 
@@ -42,53 +42,62 @@ def same(what: object, expected: Any, found: Any) -> None:
         say(str(what), False, expected=str(expected)[:200], found=str(found)[:200])
 
 
-def calls(count: int, dtype: torch.dtype) -> None:
-    """Every call, blocking and asynchronous, behind a kernel that takes long."""
+def late(given: Any) -> Any:
+    """A copy that is made behind a kernel that takes long: nobody may read it before."""
+    slow, made = torch.ones(SIDE, SIDE, device=DEVICE), torch.ones_like(given)
+    for _ in range(3):
+        slow = slow @ slow * 1e-4
+    return made.copy_(given)
+
+
+def calls(count: int, dtype: torch.dtype, blocking: bool) -> None:
+    """Every collective, on what a kernel that takes long makes first."""
     given = [values(r, count, dtype) for r in range(SIZE)]
     total = sum(each.to(torch.int64) for each in given).to(dtype)  # of bool: or
-    slow = torch.ones(SIDE, SIDE, device=DEVICE)
-    for blocking in (True, False):
+    most = torch.stack([each.to(torch.int64) for each in given]).amax(0).to(dtype)
+    whole = torch.cat(given)
 
-        def done(
-            what: str, call: Any, *arguments: Any, blocking: bool = blocking, **options: Any
-        ) -> None:
-            with check(f"{what} of {count} {dtype}, blocking={blocking}"):
-                work = call(*arguments, async_op=not blocking, **options)
-                if not blocking:
-                    work.wait()
+    def done(call: Any, *arguments: Any, **options: Any) -> None:
+        work = call(*arguments, async_op=not blocking, **options)
+        if not blocking:
+            work.wait()
 
-        for _ in range(3):
-            slow = slow @ slow * 1e-4
-        x = given[RANK].clone()
-        done("all_reduce", dist.all_reduce, x)
-        same(("all_reduce", count, dtype), total, x)
-        x = given[RANK].clone()
-        done("reduce", dist.reduce, x, SIZE - 1)
-        if RANK == SIZE - 1:
-            same(("reduce", count, dtype), total, x)
-        x = given[RANK].clone()
-        done("broadcast", dist.broadcast, x, SIZE - 1)
-        same(("broadcast", count, dtype), given[-1], x)
-        outputs = [torch.zeros_like(each) for each in given]
-        done("all_gather", dist.all_gather, outputs, given[RANK])
-        for expected, found in zip(given, outputs, strict=True):
-            same(("all_gather", count, dtype), expected, found)
-        whole = torch.zeros(SIZE * count, dtype=dtype, device=DEVICE)
-        done("all_gather_into_tensor", dist.all_gather_into_tensor, whole, given[RANK])
-        same(("all_gather_into_tensor", count, dtype), torch.cat(given), whole)
-        part = torch.zeros(count, dtype=dtype, device=DEVICE)
-        done("reduce_scatter_tensor", dist.reduce_scatter_tensor, part, whole)
-        expected = (given[RANK].to(torch.int64) * SIZE).to(dtype)
-        same(("reduce_scatter_tensor", count, dtype), expected, part)
-        taken = torch.zeros_like(whole)
-        done("all_to_all_single", dist.all_to_all_single, taken, whole)
-        same(("all_to_all_single", count, dtype), given[RANK].repeat(SIZE), taken)
-        into = [torch.zeros_like(part) for _ in range(SIZE)] if RANK == 0 else None
-        done("gather", dist.gather, given[RANK], into, 0)
-        for expected, found in zip(given, into or (), strict=False):
-            same(("gather", count, dtype), expected, found)
-        done("scatter", dist.scatter, part, list(given) if RANK == 0 else None, 0)
-        same(("scatter", count, dtype), given[RANK], part)
+    def empty(blocks: int = 1) -> Any:
+        return torch.zeros(blocks * count, dtype=dtype, device=DEVICE)
+
+    def shown(what: str, expected: Any, found: Any) -> None:
+        same((what, count, dtype, blocking), expected, found)
+
+    done(dist.all_reduce, x := late(given[RANK]))
+    shown("all_reduce", total, x)
+    done(dist.all_reduce, x := late(given[RANK]), dist.ReduceOp.MAX)
+    shown("all_reduce, MAX", most, x)
+    done(dist.reduce, x := late(given[RANK]), SIZE - 1)
+    if RANK == SIZE - 1:
+        shown("reduce", total, x)
+    done(dist.broadcast, x := late(given[RANK]), SIZE - 1)
+    shown("broadcast", given[-1], x)
+    done(dist.all_gather, parts := [empty() for _ in given], late(given[RANK]))
+    shown("all_gather", whole, torch.cat(parts))
+    done(dist.all_gather_into_tensor, x := empty(SIZE), late(given[RANK]))
+    shown("all_gather_into_tensor", whole, x)
+    summed = (given[RANK].to(torch.int64) * SIZE).to(dtype)
+    done(dist.reduce_scatter_tensor, x := empty(), late(whole))
+    shown("reduce_scatter_tensor", summed, x)
+    done(dist.reduce_scatter, x := empty(), [late(each) for each in given])
+    shown("reduce_scatter", summed, x)
+    done(dist.all_to_all_single, x := empty(SIZE), late(whole))
+    shown("all_to_all_single", given[RANK].repeat(SIZE), x)
+    done(dist.all_to_all, parts := [empty() for _ in given], [late(each) for each in given])
+    shown("all_to_all", given[RANK].repeat(SIZE), torch.cat(parts))
+    into = [empty() for _ in given] if RANK == 0 else None
+    done(dist.gather, late(given[RANK]), into, 0)
+    if into is not None:
+        shown("gather", whole, torch.cat(into))
+    out = [late(each) for each in given] if RANK == 0 else None
+    done(dist.scatter, x := empty(), out, 0)
+    shown("scatter", given[RANK], x)
+    done(dist.barrier)
 
 
 def messages() -> None:
@@ -166,8 +175,9 @@ def main() -> None:
     dist.init_process_group("cydist", timeout=timedelta(seconds=60))
     for count in SIZES:
         for dtype in DTYPES:
-            with check(f"{count} of {dtype}"):
-                calls(count, dtype)
+            for blocking in (True, False):
+                with check(f"{count} of {dtype}, blocking={blocking}"):
+                    calls(count, dtype, blocking)
     parts = (
         futures,
         *(() if SIZE == 1 else (messages,)),

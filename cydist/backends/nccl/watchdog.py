@@ -135,7 +135,6 @@ class GroupWatch:
         if len(self._flights) >= self._crowded:
             # Events and records that are used again soon are still in the core's cache.
             self.query()
-            self._crowded = 2 * len(self._flights) + CROWDED
         flight.events = self._spare
         self._flights.append(flight)
         WATCHDOG.wake()
@@ -256,11 +255,12 @@ class GroupWatch:
             reached = bisect_left(flights, True, key=lambda each: not self._group.is_over(each))
             for flight in flights[:reached]:
                 flight.over = True
-                if (kept := flight.keep) is not None:
-                    self._dropped.append(kept)
+                if flight.keep is not None:  # no name of this thread's: it must not be the last
+                    self._dropped.append(flight.keep)
                     flight.keep = None
         while self._flights and self._flights[0].over:
             self._flights.popleft()
+        self._crowded = 2 * len(self._flights) + CROWDED
 
     def stop(self) -> None:
         """Stop watching a failed group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -111,6 +112,37 @@ def test_many_calls_are_asked_about_as_they_are_made(scene: Scene) -> None:
         events.add(n if spare is None else spare)
         scene.call(n, event=n if spare is None else spare)
     assert len(events) <= 2 * CROWDED
+
+
+def test_a_backlog_is_forgotten_once_it_is_over(scene: Scene) -> None:
+    """Later calls are asked about as early as if it had not been."""
+    for n in range(1, 5001):
+        scene.call(n, event=n)
+    scene.group.over = {*range(1, 10_001)}
+    scene.watch.poll()
+    asked = scene.group.asked
+    for n in range(5001, 10_001):
+        scene.call(n, event=n)
+    assert scene.group.asked - asked > 50
+
+
+def test_the_thread_that_asks_never_has_the_last_array(scene: Scene) -> None:
+    """One of the program's drops it: freeing memory of the GPU may block."""
+    first = scene.call(1, event=1)
+    scene.call(2, event=2, stream=1)
+    first.keep = threading.Event()  # can be referred to weakly
+    array = weakref.ref(first.keep)
+    left: list[Any] = []
+
+    def is_over(flight: InFlight) -> bool:
+        if flight.stream == 1:
+            scene.watch.release()
+            left.append(array())
+        return True
+
+    scene.group.is_over = is_over  # type: ignore[method-assign]
+    scene.watch.query()
+    assert left == [None]
 
 
 def test_calls_that_pile_up_are_asked_about_rarely(scene: Scene) -> None:
