@@ -86,6 +86,7 @@ def test_rows_measured_on_several_hosts_hold_for_their_placement():
     ("collective", "nbytes", "ranks", "between_hosts", "expected"),
     [
         ("broadcast", 1 << 15, 3, True, b"tree"),
+        ("broadcast", 1 << 24, 2, True, b"tree"),
         ("broadcast", 1 << 16, 3, True, b"ring"),
         ("broadcast", 1 << 19, 3, True, b"ring"),
         ("broadcast", 1 << 23, 4, True, b"ring"),
