@@ -108,6 +108,7 @@ class GroupWatch:
     Attributes:
         captured: Stands for the group's calls in CUDA graphs, which may run at any time; None: it
             has none.
+        asked_since: When a thread asked CUDA what it has not answered yet; None: it has.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class GroupWatch:
         self._dropped: deque[object] = deque()  # of calls that are over
         self._crowded = CROWDED
         self.captured: StreamCall | None = None
+        self.asked_since: float | None = None
         self.ended = False
         self._lock = threading.Lock()  # guards looking for failures
         self._query_lock = threading.Lock()  # a thread queries CUDA
@@ -193,6 +195,7 @@ class GroupWatch:
         """Find out which calls are over. CUDA may block this thread behind a call that hangs."""
         if not self._query_lock.acquire(blocking=False):
             return  # another thread does
+        self.asked_since = time.monotonic()
         try:
             if not self.ended:
                 self._complete()
@@ -200,6 +203,7 @@ class GroupWatch:
             if self._device_error is None and (call := self.oldest) is not None:
                 self._device_error = call, raised
         finally:
+            self.asked_since = None
             self._query_lock.release()
 
     def look(self) -> None:
@@ -281,17 +285,12 @@ class GroupWatch:
 
 
 class EventQueries:
-    """The thread that queries CUDA for the watchdog, in rounds.
-
-    Attributes:
-        blocked_since: When CUDA was asked what it has not answered yet; None: it has.
-    """
+    """The thread that queries CUDA for the watchdog, in rounds."""
 
     def __init__(self) -> None:
         self._watches: list[GroupWatch] = []
         self._wanted, self._over = threading.Event(), threading.Event()
         self._over.set()
-        self.blocked_since: float | None = None
         threading.Thread(target=self._run, name="cydist-nccl-query", daemon=True).start()
 
     def query(self, watches: list[GroupWatch]) -> None:
@@ -299,12 +298,10 @@ class EventQueries:
         waits for CUDA, return at once."""
         if not self._over.is_set():
             return
-        self.blocked_since = time.monotonic()
         self._over.clear()
         self._watches = watches
         self._wanted.set()
-        if self._over.wait(QUERY_SECONDS):
-            self.blocked_since = None
+        self._over.wait(QUERY_SECONDS)
 
     def _run(self) -> None:
         while True:
@@ -334,9 +331,12 @@ class Watchdog:
 
     @property
     def blocked_seconds(self) -> float:
-        """Return for how long CUDA has not answered the watchdog's query."""
-        since = None if self._queries is None else self._queries.blocked_since
-        return 0.0 if since is None else time.monotonic() - since
+        """Return for how long CUDA has not answered a query, the watchdog's or that of a thread
+        that makes calls; 0.0 if it answers."""
+        with self._lock:
+            since = [watch.asked_since for watch in self._watches]
+        longest = time.monotonic() - min((each for each in since if each), default=math.inf)
+        return longest if longest >= QUERY_SECONDS else 0.0
 
     def add(self, watch: GroupWatch) -> None:
         """Add a group to watch."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from typing import Any
 
 import pytest
 
+from cydist.backends.nccl import watchdog
 from cydist.backends.nccl.call_check import CallCheck, CallsDiffer
 from cydist.backends.nccl.watchdog import CROWDED, GroupWatch, InFlight, StreamCall
 from cydist.errors import PeerFailedError
@@ -143,6 +145,31 @@ def test_the_thread_that_asks_never_has_the_last_array(scene: Scene) -> None:
     scene.group.is_over = is_over  # type: ignore[method-assign]
     scene.watch.query()
     assert left == [None]
+
+
+def test_who_asks_cuda_in_vain_is_told_of(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever thread it is: the error of a timeout says for how long."""
+    monkeypatch.setattr(watchdog, "QUERY_SECONDS", 0.01)
+    asked, answered = threading.Event(), threading.Event()
+
+    def is_over(flight: InFlight) -> bool:
+        asked.set()
+        return answered.wait(20)
+
+    scene.group.is_over = is_over  # type: ignore[method-assign]
+    dog = watchdog.Watchdog()
+    dog._watches.add(scene.watch)
+    for n in range(1, CROWDED + 1):
+        scene.call(n, event=n)
+    caller = threading.Thread(target=scene.call, args=(CROWDED + 1,))
+    caller.start()
+    assert asked.wait(20)
+    until = time.monotonic() + 20
+    while dog.blocked_seconds == 0:
+        assert time.monotonic() < until
+    answered.set()
+    caller.join(20)
+    assert dog.blocked_seconds == 0
 
 
 def test_calls_that_pile_up_are_asked_about_rarely(scene: Scene) -> None:
