@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import gpu_arrays  # noqa: E402
 import numpy as np  # noqa: E402
-from gpu_arrays import all_kinds, give_stacks_in_time, say, share_a_gpu  # noqa: E402
+from gpu_arrays import SIDE, all_kinds, give_stacks_in_time, say, share_a_gpu  # noqa: E402
 from gpu_arrays import check as going_on  # noqa: E402
 from gpu_overhead import overhead  # noqa: E402
 
@@ -38,7 +38,6 @@ TORCH_MOVES = (
     # These take kernels of cydist's, which are torch's without cupy.
     *(("int8", "int16", "uint16", "uint32", "uint64") if os.environ.get("ONLY") == "torch" else ()),
 )  # fmt: skip
-SIDE = 256 if "STANDIN" in os.environ else 4096  # of the matrices that keep the GPU busy
 LIMIT = 60.0  # seconds a call may take, several ranks on one GPU included
 
 

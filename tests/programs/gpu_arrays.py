@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 RANK = int(os.environ.get("RANK", 0))
+SIDE = 256 if "STANDIN" in os.environ else 4096  # of the matrices that keep the GPU busy
 GRACE = 10.0  # seconds between a step's stacks and the end of its time; ranks start in less
 SHARED = {
     "NCCL_HOSTID": f"cydist-{os.environ.get('MASTER_PORT')}-{RANK}",

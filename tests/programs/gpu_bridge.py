@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import gpu_arrays  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from gpu_arrays import check, say  # noqa: E402
+from gpu_arrays import SIDE, check, say  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -30,7 +30,6 @@ import cydist.interop.torch  # noqa: E402, F401
 DEVICE = "cpu" if "STANDIN" in os.environ else "cuda"
 SIZES = (0, 1, 1000, 40_001 if DEVICE == "cpu" else 3_000_001)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
-SIDE = 256 if DEVICE == "cpu" else 4096  # of the matrices that keep the GPU busy
 
 
 def values(rank: int, count: int, dtype: torch.dtype) -> Any:
@@ -43,7 +42,7 @@ def same(what: object, expected: Any, found: Any) -> None:
 
 
 def late(given: Any) -> Any:
-    """A copy that is made behind a kernel that takes long: nobody may read it before."""
+    """A copy that is made after a kernel that takes long: a call must not read it before."""
     slow, made = torch.ones(SIDE, SIDE, device=DEVICE), torch.ones_like(given)
     for _ in range(3):
         slow = slow @ slow * 1e-4

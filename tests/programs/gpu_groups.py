@@ -116,7 +116,7 @@ def memory() -> None:
     def calls() -> None:
         for n in range(CALLS):
             x = ones(COUNT)
-            dist.all_reduce(x, async_op=True)  # nobody waits for it, or keeps its array
+            dist.all_reduce(x, async_op=True)  # no code waits for it, or keeps its array
             dist.all_reduce(x)
             if n % 100 == 99:
                 cupy.cuda.Device().synchronize()  # as many arrays are under way in each round

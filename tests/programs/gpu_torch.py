@@ -17,12 +17,11 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import gpu_arrays  # noqa: E402
-from gpu_arrays import Torch, check, give_stacks_in_time, say, share_a_gpu, stand_in  # noqa: E402
+from gpu_arrays import SIDE, Torch, check, give_stacks_in_time, say, share_a_gpu, stand_in  # noqa: E402
 
 import cydist as dist  # noqa: E402
 
 STANDIN = "STANDIN" in os.environ
-SIDE = 256 if STANDIN else 4096  # of the matrices that keep the GPU busy
 torch: Any = None
 
 

@@ -4,7 +4,8 @@ A call on a stream cannot raise. So the watchdog checks its event, NCCL's asynch
 deadline, and whether the neighbours make the same call. Any error fails the group.
 
 A query of CUDA may block behind the call that hangs. So one thread queries events, and another one,
-which calls nothing of CUDA, looks at everything else and fails the group.
+which calls nothing of CUDA, looks at everything else and fails the group. A thread that makes many
+calls queries events too: between two looks of the watchdog there would be thousands.
 """
 
 from __future__ import annotations

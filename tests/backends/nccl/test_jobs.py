@@ -144,7 +144,7 @@ def test_bridge(standins: Path) -> None:
 
 
 def test_the_host_time_of_calls_is_printed() -> None:
-    """Of each kind of call, on arrays of cupy's class and on torch's tensors."""
+    """Of each kind of call, on cupy arrays and torch tensors."""
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "cydist.run", "--nproc-per-node", "1", str(HOST_TIME)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)

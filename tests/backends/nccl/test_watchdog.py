@@ -147,8 +147,10 @@ def test_the_thread_that_asks_never_has_the_last_array(scene: Scene) -> None:
     assert left == [None]
 
 
-def test_who_asks_cuda_in_vain_is_told_of(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever thread it is: the error of a timeout says for how long."""
+def test_a_query_that_cuda_does_not_answer_is_timed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of a thread that makes calls: the error of a timeout says for how long."""
     monkeypatch.setattr(watchdog, "QUERY_SECONDS", 0.01)
     asked, answered = threading.Event(), threading.Event()
 

@@ -30,7 +30,7 @@ gloo_groups: list[object] = []
 
 
 def end_at_once() -> None:
-    """End this process before Python does: a thread of gloo's that waits for Python's lock then
+    """End this process before Python does: one of gloo's threads that waits for Python's lock then
     would end it by SIGABRT (torch 2.13)."""
     sys.stdout.flush()
     sys.stderr.flush()
