@@ -116,6 +116,7 @@ cdef extern from "<sys/ioctl.h>" nogil:
 
 cdef extern from "<linux/sockios.h>" nogil:
     unsigned long SIOCOUTQ          # bytes that the other host has not acknowledged
+    unsigned long SIOCOUTQNSD       # bytes that have not been sent
 
 
 cdef extern from "<sys/mman.h>" nogil:

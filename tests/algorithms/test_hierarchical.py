@@ -1,7 +1,11 @@
 """Hierarchical algorithms: ranks of which some share a host, and memory, and some do not."""
 
+import fcntl
+import socket
+import struct
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from extra_values import more
 from hierarchical_cases import PLACEMENTS, ROWS, cut_parts_at, pending, placed, row_id, status_of
 from sleeps import sleeps
 from transport_ranks import eventually, run
+from wire_peer import KEYS
 
 from cydist import _native
 from cydist.testing import oracle
@@ -18,6 +23,7 @@ from cydist.tuning import table as tuning_table
 REDUCING = [row for row in ROWS if row[0] in tuning_table.REDUCING]
 BLOCKS = [row for row in ROWS if row[0] in ("all_gather", "reduce_scatter", "gather", "scatter")]
 TRANSPORTS = ["shm", *more("tcp")]  # inside a host
+SIOCOUTQNSD = 0x894B  # asks for the bytes of a connection that have not been sent
 SENT = np.zeros(4, np.uint64)  # by rank 0, to each; as long as the process lives
 
 
@@ -190,6 +196,28 @@ def test_no_rank_beside_the_root_ends_a_broadcast_while_another_sends(fresh_rank
 
     ended = group.each(body)
     assert ended[0] in ("timeout", "aborted")
+
+
+def test_a_broadcast_to_three_hosts_ends_at_the_root_when_its_bytes_were_sent():
+    """Until then later ones of the other rank of its host could go before them."""
+    with ExitStack() as stack:
+        group = Ranks(6, "shm", [0, 0, 1, 1, 2, 2], unconnected=[(0, 2)])
+        stack.callback(group.close)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        ours = socket.create_connection(listener.getsockname())
+        watched = stack.enter_context(ours.dup())
+        group.links[0].messages.adopt(2, 0, ours.detach(), *KEYS)
+        group.links[2].messages.adopt(0, 0, listener.accept()[0].detach(), *KEYS[::-1])
+        case = Case("broadcast", group.size, 1 << 20, dtype="uint8")
+
+        def body(rank):
+            case.run(group.groups[rank], rank, "lanes", 1, TINY, 30.0)
+            if rank != 0:
+                return None
+            return struct.unpack("i", fcntl.ioctl(watched, SIOCOUTQNSD, bytes(4)))[0]
+
+        assert group.each(body)[0] == 0
 
 
 @pytest.mark.parametrize("placement", ["2+2", "3+1"])

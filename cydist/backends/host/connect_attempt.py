@@ -13,9 +13,6 @@ from cydist.net.silence import peer_timeout, watch_idle
 
 CONNECT_TIMEOUT = 30.0  # seconds until a peer's kernel accepts, all attempts included
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5  # seconds between rounds of attempts
-# A kernel takes so many bytes for another host before it sends them. If it took megabytes, a rank
-# that is ahead would delay what others of its host still send.
-UNSENT_BYTES = 65536
 
 Key = tuple[int, int]  # peer, lane
 
@@ -68,10 +65,7 @@ class ConnectAttempt:
 
 
 def set_options(sock: socket.socket) -> None:
-    """Send small messages at once, queue few bytes for another host, and notice if it vanishes.
-
-    Raises OSError.
-    """
+    """Send small messages at once, and notice a host that vanishes. Raises OSError."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     watch_idle(sock)
     # Inside a host nothing is lost, and control by losses costs least. Between hosts the network's
@@ -79,5 +73,3 @@ def set_options(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         if sock.getsockname()[0] == sock.getpeername()[0]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

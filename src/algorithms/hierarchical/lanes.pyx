@@ -29,7 +29,7 @@ from libc.stdlib cimport malloc
 
 from cydist._native.abi cimport (
     ALL_REDUCE, BARRIER, BROADCAST, GATHER, NO_MEMORY, OK, REDUCE, Block, Call, Comm, Reduction,
-    patiently,
+    note_wait_for, note_waited_for, patiently, slice_end,
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
@@ -40,6 +40,8 @@ from cydist._native.lane_stretches cimport (
     STRETCH_BYTES, all_reduce_in_stretches, has_stretches,
 )
 from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
+from cydist._native.linux cimport usleep
+from cydist._native.sync cimport PAUSE_US
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
@@ -106,13 +108,42 @@ cdef int broadcast_stretch(Comm *t, Call *c) noexcept nogil:
         inner.outputs = &blocks[place]
         status = run_part(across_at(t, place, -1), c, &inner, BROADCAST, blocks[0].nbytes)
     if status == OK and here and h.count > 2:
-        # A rank that is ahead would send bytes of a later call, which delay those that other lanes
-        # still send of this one. The next host needs all of these before it passes on a later call.
-        inner = call_like(c)
-        status = run_part(&h.local, c, &inner, BARRIER, 0)
+        status = send_together(t, c)
     if status == OK and not here:
         status = gather_here(t, c, &blocks[place], blocks, data.nbytes)
     free_scratch(t, c, blocks)
+    return status
+
+
+cdef int send_together(Comm *t, Call *c) noexcept nogil:
+    """Wait until the system has sent what all lanes of this host have written.
+
+    A rank that is ahead would send bytes of a later call, which delay those that other lanes still
+    send of this one. The next host needs all of these before it passes on a later call.
+    """
+    cdef Hosts *h = hosts_of(t)
+    cdef int place = h.local.comm.rank
+    cdef Call inner = call_like(c)
+    cdef int status = OK
+    if place < h.lanes:
+        status = await_sent(&across_at(t, place, -1).comm, c)
+    if status == OK:
+        status = run_part(&h.local, c, &inner, BARRIER, 0)
+    return status
+
+
+cdef int await_sent(Comm *lane, Call *c) noexcept nogil:
+    """Wait until the system has sent what this rank has written, or its connection has ended."""
+    cdef int status = OK, host = lane.unsent(lane) if lane.unsent != NULL else -1
+    while host >= 0 and status == OK:
+        note_wait_for(lane, host)
+        usleep(PAUSE_US)
+        lane.progress(lane)     # looks for silence
+        note_waited_for(lane)
+        status = slice_end(lane, c.deadline_ns)
+        if status != OK:
+            c.failed_peer = lane.in_whole[host]
+        host = lane.unsent(lane)
     return status
 
 

@@ -20,8 +20,8 @@ from cydist._native.failpoints cimport LEAVE, reach
 from cydist._native.stream_fork cimport abandon_net, close_descriptors, unregister_net, register_net
 from cydist._native.stream_recv cimport post_recv, send_to_self, withdraw_recv
 from cydist._native.linux cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIOCOUTQ, epoll_create1,
-    epoll_ctl, epoll_event, eventfd, eventfd_read, eventfd_write, getpid, ioctl,
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, SIOCOUTQ, SIOCOUTQNSD,
+    epoll_create1, epoll_ctl, epoll_event, eventfd, eventfd_read, eventfd_write, getpid, ioctl,
     pthread_cond_destroy, pthread_cond_init, pthread_condattr_destroy, pthread_condattr_init,
     pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock, usleep,
@@ -176,6 +176,21 @@ cdef bint is_connected(const Comm *t, int rank) noexcept nogil:
     return found
 
 
+cdef int unsent(const Comm *t) noexcept nogil:
+    cdef Net *net = <Net *>t.link
+    cdef Connection *c
+    cdef int rank, lane, queued, found = -1
+    pthread_mutex_lock(&net.lock)
+    for rank in range(t.size):
+        for lane in range(net.lanes):
+            c = net.connections[t.peers[rank] * net.lanes + lane]
+            if (c != NULL and c.state == LIVE and not c.local and not c.broken
+                    and ioctl(c.fd, SIOCOUTQNSD, &queued) == 0 and queued != 0):
+                found = rank
+    pthread_mutex_unlock(&net.lock)
+    return found
+
+
 # Leaving
 
 cdef bint flushed(Net *net) noexcept nogil:
@@ -321,6 +336,7 @@ cdef class MessageLink(Link):
         t.lingers = lingers
         t.host_is_lost = host_is_lost
         t.is_connected = is_connected
+        t.unsent = unsent
         with nogil:
             pthread_mutex_lock(&self.net.lock)
             status = open_comm(&self.net.queues, t)
