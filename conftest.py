@@ -248,9 +248,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, No
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Any], None, None]:
-    """Three hosts on one switch: namespaces of this machine, of network_hosts.py."""
+    """Four hosts on one switch: namespaces of this machine, of network_hosts.py."""
     from network_hosts import network_of, require_hosts
 
     require_hosts()
-    with network_of(3, tmp_path_factory.mktemp("hosts")) as (_, made):
+    with network_of(4, tmp_path_factory.mktemp("hosts")) as (_, made):
         yield made

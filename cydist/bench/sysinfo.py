@@ -11,18 +11,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cydist.errors import counted
+
 
 def describe(arguments: Sequence[str]) -> dict[str, str]:
     """Describe this machine and the time; `arguments` are those of the command line."""
     load = os.getloadavg()
     cores = len(os.sched_getaffinity(0))
+    busy = load[0] > (os.cpu_count() or cores) / 2
     about = {
         "command": shlex.join(["python", "-m", "cydist.bench", *arguments]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
-        "machine": f"{_cpu()}, {cores} cores, {platform.system()} {platform.release()}",
+        "machine": f"{_cpu()}, {counted(cores, 'core')}, {platform.system()} {platform.release()}",
         "load": f"{load[0]:.2f} in the last minute"
-        + (": others use this machine, the figures are worth less" if load[0] > cores / 2 else ""),
+        + (": others use this machine, the figures are worth less" if busy else ""),
         "python": f"{platform.python_version()}, numpy {importlib.metadata.version('numpy')}",
     }
     return {name: said for name, said in about.items() if said}

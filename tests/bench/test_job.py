@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from network_hosts import ROOT, network_of, require_hosts
 
 from cydist.bench import job
 from cydist.bench.raw_ring import RawRing
+from cydist.errors import counted
 
 LIMIT = 100.0
 PORT = 29880
@@ -84,6 +86,21 @@ def test_a_congestion_control_that_is_not_allowed() -> None:
     assert done.stderr.endswith(
         "root add it to /proc/sys/net/ipv4/tcp_allowed_congestion_control\n"
     )
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_hosts_have_cores_of_their_own_unless_they_share_them(shared: bool) -> None:
+    """As hosts of a network have. The machine of the header is that of rank 0's host."""
+    require_hosts()
+    cores = len(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/bench-hosts", "--places", "0,1,0,1", "--rounds", "1",
+         "--ops", "barrier", *(["--shared-cores"] if shared else [])],
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "4 on 2 hosts: 0 1 0 1" in done.stdout
+    assert f", {counted(cores if shared or cores < 2 else cores // 2, 'core')}, " in done.stdout
 
 
 def test_a_raw_connection_between_two_hosts(tmp_path: Path) -> None:

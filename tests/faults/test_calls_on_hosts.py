@@ -101,8 +101,26 @@ def said_over_mpi(
     return done.stdout.split("\n")[:-1]
 
 
+WHERE = """
+import socket
+from mpi4py import MPI
+for name in MPI.COMM_WORLD.gather(socket.gethostname()) or ():
+    print(name)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["2+2", "1+1+1", *more("3+1")])
+@pytest.mark.parametrize("placement", ["round-robin", "1+2+1"])
+def test_mpirun_places_ranks_as_it_is_told(
+    mpi: Mpi, hosts: list[Host], tmp_path: Path, placement: str
+) -> None:
+    """What compares placements over MPI rests on this."""
+    lines = said_over_mpi(mpi, hosts, placement, ["-c", WHERE], tmp_path, {})
+    assert lines == [hosts[place].name for place in PLACEMENTS[placement]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["2+2", "1+1+1", *more("3+1", "round-robin")])
 def test_random_calls_over_mpi_give_every_bit(
     mpi: Mpi, hosts: list[Host], tmp_path: Path, placement: str
 ) -> None:

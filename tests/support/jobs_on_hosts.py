@@ -55,8 +55,7 @@ case "$1" in
 esac
 shift
 export TMPDIR=$(mktemp -d {directory}/XXXXXX)
-exec nsenter --target=$pid --net --uts --ipc --pid --mount -- unshare --mount \\
-  sh -c "mount -t sysfs sysfs /sys && cd {root} && $*"
+exec $enter unshare --mount sh -c "mount -t sysfs sysfs /sys && cd {root} && $*"
 """
 
 
@@ -69,24 +68,25 @@ def mpirun_on(
     directory: Path,
 ) -> list[str]:
     """Return the command that runs a program by the MPI beside an interpreter, Open MPI or MPICH,
-    on all hosts but the last, which mpirun needs. The ranks of a host are neighbours."""
+    on all hosts but the last, which mpirun needs."""
     *hosts, launcher = hosts
     agent = directory / "agent"
-    cases = "\n".join(f"{each.address}) pid={each.inside.pid} ;;" for each in hosts)
+    cases = "\n".join(f"{each.address}) enter='{' '.join(each.enter())}' ;;" for each in hosts)
     agent.write_text(AGENT.format(cases=cases, root=ROOT, directory=directory))
     agent.chmod(0o700)
-    slots = ",".join(f"{host.address}:{places.count(host.number)}" for host in hosts)
+    machines = directory / "machines"
+    machines.write_text("".join(f"{hosts[place].address}\n" for place in places))
     # Lines that are buffered are written in one piece, which Hydra passes on as it comes.
     passed = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", "CYDIST_TUNING": "off",
               "PYTHONUNBUFFERED": "", **environ}  # fmt: skip
     binaries = Path(python).parent
     if (binaries / "hydra_pmi_proxy").exists():
-        options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", slots,
+        options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-f", str(machines),
                    "-localhost", launcher.address,
                    *(part for pair in passed.items() for part in ("-genv", *pair))]  # fmt: skip
     else:
         options = [
-            "--allow-run-as-root", "--host", slots, "--map-by", "slot:oversubscribe",
+            "--allow-run-as-root", "--hostfile", str(machines), "--map-by", "seq:oversubscribe",
             "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(agent),
             "--prtemca", "prte_if_include", "eth", "--mca", "btl_tcp_if_include", "eth",
             "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp",

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # The kernel gives a namespace only the congestion controls in this file.
 ALLOWED_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-TOOLS = ("ip", "tc", "unshare", "nsenter")
+TOOLS = ("ip", "tc", "unshare", "nsenter", "taskset")
 # Words of a classic BPF program, and what it returns to the traffic control.
 LOAD, JUMP_IF_NOT_LESS, RETURN = 0x20, 0x35, 0x06
 RANDOM = (1 << 32) - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
@@ -110,6 +110,7 @@ class Host:
     def __init__(self, network: Network, number: int) -> None:
         self._network = network
         self.number = number
+        self._bound: list[str] = []
         self.address = f"10.77.0.{number + 1}"
         self.name = f"host{number}"
         boot = network.directory / f"boot-{number}-{uuid.uuid4().hex}"
@@ -135,8 +136,12 @@ class Host:
 
     def enter(self, *command: str) -> list[str]:
         """Return the command that runs `command` on it, as a process of it."""
-        return ["nsenter", f"--target={self.inside.pid}", "--net", "--uts", "--ipc", "--pid",
-                "--mount", "--", *command]  # fmt: skip
+        return [*self._bound, "nsenter", f"--target={self.inside.pid}", "--net", "--uts", "--ipc",
+                "--pid", "--mount", "--", *command]  # fmt: skip
+
+    def bind(self, cores: Iterable[int]) -> None:
+        """Let what is started on it from now on run on these cores only."""
+        self._bound = ["taskset", "--cpu-list", ",".join(map(str, cores))]
 
     def plug(self) -> None:
         """Connect it to the switch."""
