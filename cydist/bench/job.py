@@ -16,7 +16,7 @@ import re
 import socket
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +171,24 @@ def _answer(sessions: Mapping[str, Session], name: str, command: Answer) -> Answ
     before = sent_bytes()
     try:
         answer = sessions[name].do(command)
+        answer |= {"sent": (before, sent_bytes())}
     except cydist.DistError:
         raise  # without its group no rank gets further commands
     except Exception as error:
-        return dict(refusal(error))
-    return answer | {"sent": (before, sent_bytes())}
+        answer = dict(refusal(error))
+    if (progress := sessions[name].progress) is not None:
+        _let_others_finish(progress)
+    return answer
+
+
+def _let_others_finish(progress: Callable[[], object]) -> None:
+    """Move a library's messages until its calls have ended on all ranks. They may end here while
+    bytes that another rank waits for are still in the library's queues."""
+    met = cydist.barrier(async_op=True)
+    assert met is not None
+    while not met.is_completed():
+        progress()
+    met.wait()
 
 
 def _serve(sessions: Mapping[str, Session]) -> None:

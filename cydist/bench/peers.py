@@ -20,7 +20,8 @@ Bound = tuple[Callable[..., object], tuple[Any, ...]]
 
 class Library(Protocol):
     """A library, started on this rank. One whose calls leave no results to check also has
-    `moves_only`, which is True.
+    `moves_only`, which is True. One whose messages move only while it is called also has
+    `progress()`, which moves them.
 
     Attributes:
         about: Its versions and transport, to print.
@@ -224,6 +225,10 @@ class Mpi4py:
 
     def algorithm(self, op: str, nbytes: int) -> str:
         return ""
+
+    def progress(self) -> None:
+        """Move messages that this rank's calls have left to MPI."""
+        self._comm.Iprobe(self._mpi.ANY_SOURCE)
 
     def close(self) -> None:
         self._mpi.Finalize()

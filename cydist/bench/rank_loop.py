@@ -58,11 +58,16 @@ def sampled_loop(bound: Bound, iterations: int) -> list[int]:
 
 
 class Session:
-    """One rank, one library; a cell at a time."""
+    """One rank, one library; a cell at a time.
+
+    Attributes:
+        progress: The library's, if its messages move only while it is called.
+    """
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._moves_only = getattr(library, "moves_only", False)
+        self.progress: Callable[[], object] | None = getattr(library, "progress", None)
         self._buffers: Buffers | None = None
         self._bound: Bound = (library.barrier, ())
         self._settled = False  # whether a loop has run on these arrays

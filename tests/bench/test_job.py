@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import pytest
 from jobs_on_hosts import job_on
 from network_hosts import ROOT, network_of, require_hosts
 
+import cydist
 from cydist.bench import job
+from cydist.bench.peers import Bound, TorchLike, same
+from cydist.bench.rank_loop import Session
 from cydist.bench.raw_ring import RawRing
 from cydist.errors import counted
 
@@ -38,6 +42,42 @@ def test_a_job_of_one_host(tmp_path: Path) -> None:
     for cell in found["cells"]:
         assert cell["participants"]["cydist"]["wrong"] == 0
         assert len(cell["participants"]["cydist"]["rounds"]) == 2
+
+
+class Lazy(TorchLike):
+    """Does as Open MPI: rank 0's call returns with bytes for rank 1, which the next one sends."""
+
+    arrived = threading.Semaphore(0)
+    left = False
+
+    def progress(self) -> None:
+        if self.left:
+            self.left = False
+            self.arrived.release()
+
+    def bind(self, op: str, send: Any, recv: Any) -> Bound:
+        function, arguments = super().bind(op, send, recv)
+
+        def call(*given: Any) -> None:
+            self.progress()
+            function(*given)
+            if self.rank == 0:
+                self.left = True
+            else:
+                assert self.arrived.acquire(timeout=LIMIT)
+
+        return call, arguments
+
+
+def test_a_librarys_messages_move_until_all_ranks_have_them() -> None:
+    """A rank that turned to another library at once would let others wait for ever."""
+
+    def body(rank: int) -> Any:
+        sessions = {"lazy": Session(Lazy(cydist, same, {}))}
+        command = {"do": "case", "op": "all_reduce", "count": 4, "dtype": "float32"}
+        return job._answer(sessions, "lazy", command)["wrong"]
+
+    assert cydist.testing.run_threads(body, 2, "inproc") == [0, 0]
 
 
 def job_of_two_hosts(
