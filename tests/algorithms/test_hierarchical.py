@@ -198,6 +198,30 @@ def test_no_rank_beside_the_root_ends_a_broadcast_while_another_sends(fresh_rank
     assert ended[0] in ("timeout", "aborted")
 
 
+@pytest.mark.parametrize(
+    ("name", "transport", "hosts", "sender"),
+    [("leaders", "shm", [0, 0, 1, 1], 3), ("linear", "tcp", None, 2)],
+    ids=["leaders", "linear"],
+)
+def test_a_long_block_waits_for_the_root_of_a_gather(name, transport, hosts, sender):
+    """The root takes what several ranks send, and would keep what comes before its own call."""
+    with ExitStack() as stack:
+        group = Ranks(len(hosts or range(3)), transport, hosts)
+        stack.callback(group.close)
+        case = Case("gather", group.size, 200_000, dtype="uint8")
+
+        def body(rank):
+            if rank == case.root:
+                return "late"
+            try:
+                case.run(group.groups[rank], rank, name, 1, TINY, 0.3)
+            except _native.CallError as error:
+                return error.status
+            return "ok"
+
+        assert group.each(body)[sender] in ("timeout", "aborted")
+
+
 def test_a_broadcast_to_three_hosts_ends_at_the_root_when_its_bytes_were_sent():
     """Until then later ones of the other rank of its host could go before them."""
     with ExitStack() as stack:

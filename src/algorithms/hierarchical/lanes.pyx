@@ -41,7 +41,9 @@ from cydist._native.lane_stretches cimport (
 )
 from cydist._native.leaders cimport broadcast as broadcast_by_leaders, reduce as reduce_by_leaders
 from cydist._native.linux cimport usleep
-from cydist._native.sync cimport PAUSE_US
+
+cdef enum:
+    NAP_US = 20                 # between two looks at what the system has yet to send
 
 
 cdef int all_reduce(Comm *t, Call *c) noexcept nogil:
@@ -137,7 +139,7 @@ cdef int await_sent(Comm *lane, Call *c) noexcept nogil:
     cdef int status = OK, host = lane.unsent(lane) if lane.unsent != NULL else -1
     while host >= 0 and status == OK:
         note_wait_for(lane, host)
-        usleep(PAUSE_US)
+        usleep(NAP_US)
         lane.progress(lane)     # looks for silence
         note_waited_for(lane)
         status = slice_end(lane, c.deadline_ns)
