@@ -231,9 +231,9 @@ ctypedef struct Comm:
     bint (*host_is_lost)(const Comm *t, int rank) noexcept nogil
     # Whether a message to this member needs no new connection. NULL: none ever does, or unknown.
     bint (*is_connected)(const Comm *t, int rank) noexcept nogil
-    # Return a member for which the system has taken bytes that it has not sent yet, or -1.
-    # NULL: the link cannot tell.
-    int (*unsent)(const Comm *t) noexcept nogil
+    # Return how many bytes for this member the system has taken and not sent yet, and in `written`
+    # how many it has ever taken. NULL: the link cannot tell.
+    uint64_t (*unsent)(const Comm *t, int rank, uint64_t *written) noexcept nogil
 
     # Post. The request and its memory stay in place until it is complete or cancelled.
     # Returns OK, or an error (then the request is not posted).

@@ -186,9 +186,11 @@ def _let_others_finish(progress: Callable[[], object]) -> None:
     bytes that another rank waits for are still in the library's queues."""
     met = cydist.barrier(async_op=True)
     assert met is not None
-    while not met.is_completed():
-        progress()
-    met.wait()
+    try:
+        while not met.is_completed():
+            progress()
+    finally:
+        met.wait()
 
 
 def _serve(sessions: Mapping[str, Session]) -> None:

@@ -149,7 +149,7 @@ cdef size_t in_record(size_t nbytes) noexcept nogil:
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    c.rendezvous = True     # the root takes what several ranks send
+    c.rendezvous = t.size > 2       # the root takes what several ranks send
     if t.rank == c.root:
         return gather_all(t, c)
     if h.host[c.root] == h.here or h.local.comm.size == 1:

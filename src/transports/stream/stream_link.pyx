@@ -176,19 +176,20 @@ cdef bint is_connected(const Comm *t, int rank) noexcept nogil:
     return found
 
 
-cdef int unsent(const Comm *t) noexcept nogil:
+cdef uint64_t unsent(const Comm *t, int rank, uint64_t *written) noexcept nogil:
     cdef Net *net = <Net *>t.link
     cdef Connection *c
-    cdef int rank, lane, queued, found = -1
+    cdef int lane, queued
+    cdef uint64_t total = 0
     pthread_mutex_lock(&net.lock)
-    for rank in range(t.size):
-        for lane in range(net.lanes):
-            c = net.connections[t.peers[rank] * net.lanes + lane]
-            if (c != NULL and c.state == LIVE and not c.local and not c.broken
-                    and ioctl(c.fd, SIOCOUTQNSD, &queued) == 0 and queued != 0):
-                found = rank
+    written[0] = net.sent_to[t.peers[rank]]
+    for lane in range(net.lanes):
+        c = net.connections[t.peers[rank] * net.lanes + lane]
+        if (c != NULL and c.state == LIVE and not c.local and not c.broken
+                and ioctl(c.fd, SIOCOUTQNSD, &queued) == 0):
+            total += <uint64_t>queued
     pthread_mutex_unlock(&net.lock)
-    return found
+    return total
 
 
 # Leaving
