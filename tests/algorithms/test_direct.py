@@ -107,6 +107,22 @@ def test_adaptive_choices_agree(worlds: Worlds, size: int) -> None:
             case.check(world.run(case, "adaptive", segment=1 << 18))
 
 
+def test_a_root_runs_ahead_where_ranks_share_a_core() -> None:
+    """Such a broadcast takes the fallback, which needs no agreement: all would have to come, and
+    each wait costs the others' core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        world = collective_cases.Ranks(2, "shm")
+    finally:
+        os.sched_setaffinity(0, before)
+    with closing(world):
+        case = Case("broadcast", 2, 10_000)
+        case.check(world.run(case, "adaptive", segment=1 << 18))
+        for rank in (0, 1):  # one after the other
+            case.run(world.groups[rank], rank, "adaptive", 2, 1 << 18, 5.0)
+
+
 def all_reduce(group: _native.Group, array: np.ndarray, seq: int) -> None:
     native = _native.asarray(array)
     group.run(

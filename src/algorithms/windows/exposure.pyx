@@ -53,7 +53,7 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     a.next_check = now_ns() + SLICE_NS
     trial = trial_of(t, c, first, firsts)
     status = publish_blocks(t, c, first, firsts, second, seconds,
-                            YES if trial == NULL else way_to_try(trial, now_ns()))
+                            YES if trial == NULL else way_to_try(t, c, trial, now_ns()))
     if status == OK:
         if early:
             local_work(t, c)
@@ -284,13 +284,17 @@ cdef inline void store_ns(int64_t *ns, int64_t value) noexcept nogil:
     store_u64(<uint64_t *>ns, <uint64_t>value)
 
 
-cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
+cdef int way_to_try(const Comm *t, const Call *c, Trial *trial, int64_t now) noexcept nogil:
     """Return whether to agree to exposure: what was faster, or the other way now and then."""
     cdef int64_t direct_ns = load_ns(&trial.direct_ns)
     cdef int64_t fallback_ns = load_ns(&trial.fallback_ns)
     cdef int64_t agreement_ns = min(load_ns(&trial.agreement_ns), <int64_t>AGREEMENT_NS)
     cdef bint direct_is_slower = direct_ns + agreement_ns > fallback_ns
     cdef int tries = load_int(&trial.tries)
+    # Where ranks share cores, the root turns to other work before this rank has the data. So the
+    # fallback seems slow here, and what all ranks spend on agreeing is not seen.
+    if c.collective == BROADCAST and t.windows.most_spins == 0:
+        return NOT_FOR_A_WHILE
     if direct_ns == 0 or fallback_ns == 0:
         return YES if direct_ns == 0 else NO
     if tries <= 0 and now < load_ns(&trial.again_ns):
