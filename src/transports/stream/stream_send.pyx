@@ -17,7 +17,7 @@ from cydist._native.stream_coop_copy cimport (
 from cydist._native.linux cimport (
     EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL,
     SHUT_RDWR, epoll_ctl, epoll_event, eventfd_write, iovec, msghdr, pthread_cond_broadcast,
-    sendmsg, shutdown,
+    send as system_send, sendmsg, shutdown,
 )
 from cydist._native.shm_memory cimport PORTION
 from cydist._native.shm_peers cimport OVER, LocalPeers, open_doorbell
@@ -35,6 +35,9 @@ from cydist._native.stream cimport (
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport glance_int, load_u64, store_int
 
+
+cdef enum:
+    SHORT_BYTES = 256           # up to so many the system takes in one piece sooner than in two
 
 cdef char[MOST_MARKS] MARKS     # one each for a further portion in a cell; their values say nothing
 
@@ -157,18 +160,28 @@ cdef size_t write_some(Connection *c, Header *header, size_t header_sent,
 cdef ssize_t write_socket(int fd, char *header, size_t header_bytes,
                           const char *data, size_t nbytes) noexcept nogil:
     """Return how many bytes the socket took; -1: its connection has ended."""
+    cdef char[SHORT_BYTES] copied
     cdef iovec parts[2]
     cdef msghdr message
+    cdef bint is_short = header_bytes + nbytes <= SHORT_BYTES
     cdef ssize_t written
-    parts[0].iov_base = header
-    parts[0].iov_len = header_bytes
-    parts[1].iov_base = <char *>data
-    parts[1].iov_len = nbytes
-    memset(&message, 0, sizeof(message))
-    message.msg_iov = &parts[0]
-    message.msg_iovlen = 2 if nbytes != 0 else 1
+    if is_short:
+        memcpy(copied, header, header_bytes)
+        if nbytes != 0:
+            memcpy(copied + header_bytes, data, nbytes)
+    else:
+        parts[0].iov_base = header
+        parts[0].iov_len = header_bytes
+        parts[1].iov_base = <char *>data
+        parts[1].iov_len = nbytes
+        memset(&message, 0, sizeof(message))
+        message.msg_iov = &parts[0]
+        message.msg_iovlen = 2
     while True:
-        written = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if is_short:
+            written = system_send(fd, copied, header_bytes + nbytes, MSG_NOSIGNAL | MSG_DONTWAIT)
+        else:
+            written = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
         if written >= 0 or errno != EINTR:
             return 0 if written < 0 and errno == EAGAIN else written
 
