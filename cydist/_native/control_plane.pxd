@@ -5,7 +5,7 @@ ranks in different calls, or fails for any other reason, reports it to all membe
 waits then end. So no rank waits for one that has given up, and a mismatch
 that leaves all ranks receiving is found.
 """
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from cydist._native.abi cimport ControlView, Call, Fingerprint, Request, Comm
 
@@ -52,6 +52,7 @@ ctypedef struct ControlPlane:
     int windows_open            # the group's windows are there, for all threads of this rank
     bint listening
     bint closed                 # no request is posted any more
+    int64_t next_look           # when a call that begins looks for messages again
     uint64_t entered            # number of the current, or last, call
     Fingerprint recent[RECENT]  # calls by their number modulo RECENT
     int early_count

@@ -18,6 +18,7 @@ cdef enum:
     EXPLAIN_NS = 150000000
     ARRIVE_NS = 500000000       # the longest wait for a control message that was announced
     LATE_MESSAGE_NS = 10000000
+    LOOK_NS = 20000             # calls that begin within this time look for messages once
 
 cdef Fingerprint none           # zero: the fingerprint of all control messages
 
@@ -239,16 +240,21 @@ cdef void report_mismatch(ControlPlane *n, Comm *t, const Fingerprint *call,
 cdef int begin_call(ControlPlane *n, Comm *t, Call *c) noexcept nogil:
     cdef const Fingerprint *call = &c.fingerprint
     cdef int i, kept = 0
+    cdef int64_t now
     cdef Request stray
     if exchange_int(&n.busy, 1) != 0:
         patiently(c)
         lock(n)
-    # Polling for messages takes a system call; in windows a flag says whether there are any.
+    # Looking for messages takes a system call, so calls that follow each other closely share one.
+    # In windows a flag says whether there are any.
     if load_int(&n.windows_open) == 0 or failure_announced(t):
         patiently(c)
-        drain_inbox(n, t)
-        if t.left_over != NULL and t.left_over(t, call.seq, &stray):
-            report_mismatch(n, t, call, &stray)
+        now = now_ns()
+        if now >= n.next_look or failure_announced(t):
+            n.next_look = now + LOOK_NS
+            drain_inbox(n, t)
+            if t.left_over != NULL and t.left_over(t, call.seq, &stray):
+                report_mismatch(n, t, call, &stray)
     n.entered = call.seq
     n.recent[call.seq % RECENT] = call[0]
     for i in range(n.early_count):
