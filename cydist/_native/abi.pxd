@@ -142,7 +142,7 @@ ctypedef struct Flags:          # the head of a window; each word on its own cac
 cdef enum:
     TINY_BYTES = 16             # data up to this size travel in the head's own line
     KNOWN_ARRAYS = 8            # of a rank, that others can reach
-    CALL_LENGTHS = 8            # classes of them: up to 32 KiB, 64 KiB and so on
+    CALL_LENGTHS = 14           # classes of them: up to 32 KiB, 64 KiB and so on
 
 ctypedef struct Head:           # of a step: one line, directly before its data if they are short
     uint64_t posted             # 1 + the step that was written here last, wherever its data are

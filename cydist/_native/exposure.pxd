@@ -10,12 +10,12 @@ differ.
 
 With "adaptive", one rank also says no when the fallback is the faster way. How fast a core reads
 what another has written depends on where the host places them, and may change from one second to
-the next; so does writing what another has read. That rank measures both ways, from when all ranks
-have arrived. It tries the slower way again, in eight calls, after 256 times as long as one takes.
-If the fallback is faster, and all ranks know the call's length, the rank says so for the next 32
-calls of that length, and they take no step to agree. The bits are the same. Where ranks share
-cores it cannot judge a broadcast: the root turns to other work while it waits for its core. So such
-a broadcast takes the fallback, unless that rank's array is in shared memory.
+the next; so does writing what another has read. That rank measures both ways, from its entry into
+the calls to their end: eight calls in a row, or fewer that take 2 ms. It tries the slower way again
+after 32 times as long. If the fallback is faster, and all ranks know the call's length, it says so
+for the next 32 calls of that length, and they take no step to agree. These are the calls that it
+measures then: where ranks share cores they are far shorter than after a step in which all ranks
+must get their turn. The bits are the same.
 
 A failing rank must not return arrays while other ranks access them: they would read data that it
 did not give, or overwrite what it does next. So it revokes access and waits for accesses that have

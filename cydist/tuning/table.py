@@ -248,23 +248,24 @@ IN_RANK_ORDER = "few algorithms give the bits of rank order; chosen by their ste
 # The first row that fits is taken. Rows that need windows come first, then those that need a
 # library. A call that finds that it cannot run so, because it cannot reach the ranks' arrays or
 # because the library does not have it, takes the first row that needs neither: see `fallback`.
-# If there are windows, short arrays go through them. Up to 4 MiB the best choice depends on where
-# the host has placed the cores. In one job with alternating algorithms (CYDIST_ALGORITHM), on two
-# cores and for 64 KiB to 1 MiB, direct took 0.2 to 0.8 of the time of windows while the cores were
-# far apart, and 0.9 to 2.4 while they were near. So "adaptive" measures it.
+# If there are windows, short arrays go through them. For longer ones the best choice depends on
+# where the host has placed the cores, and on whether ranks share them. In one job with alternating
+# algorithms (CYDIST_ALGORITHM), on two cores and for 64 KiB to 1 MiB, direct took 0.2 to 0.8 of the
+# time of windows while the cores were far apart, and 0.9 to 2.4 while they were near. Where four
+# and eight ranks shared these, it took 0.4 to 2.4 up to 64 MiB. So "adaptive" measures it.
 # The rows for messages on 2 to 4 ranks are the results of `python -m cydist.bench --tune
 # --transport tcp --ranks 2,4` on two cores when waits began to spin at sockets. Those for more
 # ranks are estimates from steps and bytes.
 # Two ranks that read each other's data write where they have just read (see slot_of), so windows
 # are faster up to longer arrays. In an all_reduce they took 0.3 to 0.5 of the time of direct up to
-# 64 KiB, and 0.5 to 0.95 up to 4 MiB; there the measurement of "adaptive" costs up to 0.15 of it.
+# 64 KiB, and 0.5 to 0.95 up to 4 MiB.
 # Arrays that both ranks can access where they are (empty_shared) gain from direct from 64 KiB on,
 # which "adaptive" notices.
 FLAT_FOR_TWO = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 TABLE = (
     *(Rule(each, "flat", 64 * KiB, most_ranks=2) for each in FLAT_FOR_TWO),
-    Rule("all_reduce", "adaptive", 64 * MiB, most_ranks=2),
+    Rule("all_reduce", "adaptive", most_ranks=2),
     Rule("all_reduce", "flat", most_bytes=4 * KiB),
     Rule("all_reduce", "staged", most_bytes=128 * KiB, least_ranks=3),
     *(
@@ -275,8 +276,8 @@ TABLE = (
             (64 * KiB, 3),
         )
     ),
-    *(Rule(collective, "adaptive", most_bytes=4 * MiB) for collective in sorted(DIRECT - UNSIZED)),
-    *(Rule(collective, "direct") for collective in sorted(DIRECT)),
+    *(Rule(collective, "adaptive") for collective in sorted(DIRECT - UNSIZED)),
+    *(Rule(collective, "direct") for collective in sorted(UNSIZED)),
     Rule("all_reduce", "flat", most_ranks=2, constant=OUT_OF_REACH),
     *(
         Rule(each, "staged" if each == "all_reduce" else "flat", constant=OUT_OF_REACH)

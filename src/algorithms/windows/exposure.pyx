@@ -19,9 +19,8 @@ from cydist._native.sync cimport (
 
 cdef enum:
     NEGOTIATED_BYTES = 65536
-    NO = 1                      # the values of a step's note
-    YES = 2
-    NOT_FOR_A_WHILE = 3         # of the rank that decides: nor in the next calls
+    YES = 1                     # the values of a step's note
+    NO = 2                      # more, of the rank that decides: nor in so many of the next calls
 
 cdef uint64_t ALL_RANKS = ~0ULL     # Flags.visiting: several peers
 
@@ -34,14 +33,17 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     cdef Access a
     cdef bint usable = False
     cdef bint early = local_work != NULL and first[0].nbytes >= STREAM_BYTES
-    cdef Trial *trial
+    cdef Trial *trial = trial_of(t, c, first, firsts)
     cdef uint8_t *left = fallbacks_left(t, c, first[0].nbytes * firsts)
-    cdef int64_t began = 0
+    cdef int64_t began = now_ns() if trial != NULL else 0
     cdef int i, status = OK
     patiently(c)
     if left != NULL and left[0] > 0:
         left[0] -= 1
-        return c.fallback(t, c)
+        status = c.fallback(t, c)
+        if trial != NULL and status == OK:
+            count_call(trial, FALLBACK, began)
+        return status
     a.scratch = scratch_slots(t, c)
     if a.scratch > 0 and t.windows.reachable == 0:
         status = probe_reachability(t, c)
@@ -51,21 +53,16 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
         return c.fallback(t, c)
     a.step = t.windows.step
     a.next_check = now_ns() + SLICE_NS
-    trial = trial_of(t, c, first, firsts)
     status = publish_blocks(t, c, first, firsts, second, seconds,
-                            YES if trial == NULL else way_to_try(t, c, trial, now_ns()))
+                            YES if trial == NULL else way_to_try(trial, a.next_check - SLICE_NS))
     if status == OK:
         if early:
             local_work(t, c)
-        began = now_ns()
         status = wait_for_all(t, c, a.step)
     if status == OK:
-        if trial != NULL:
-            record_time(&trial.agreement_ns, began)
-        began = now_ns()
         usable = all_agree(t, a.step)
-        if left != NULL and call_of(t, judge_of(t, c), a.step).note == NOT_FOR_A_WHILE:
-            left[0] = FALLBACKS
+        if left != NULL:
+            left[0] = fallbacks_after(call_of(t, judge_of(t, c), a.step).note)
         if not usable:
             status = consume(t, c, a.step + 1, True)
         else:
@@ -84,8 +81,9 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     t.windows.step += 1 + (a.scratch if usable else 0)
     if not usable:
         status = c.fallback(t, c)
-    if trial != NULL and status == OK:
-        record_time(&trial.direct_ns if usable else &trial.fallback_ns, began)
+    # Most calls that take the fallback do not agree first. Those that do are not like them.
+    if trial != NULL and status == OK and (usable or left == NULL):
+        count_call(trial, DIRECT if usable else FALLBACK, began)
     return status
 
 
@@ -223,20 +221,26 @@ cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
 cdef enum:
     GROUPS = 16                 # groups whose comm ids agree in four bits share a Trial
     SHORTEST_BYTES = 32768
-    PATIENCE = 256              # the slower way is tried again after this many times its time,
-    LONGEST_NS = 1000000000     # at most this long: a stopped rank may have made that time long
-    TRIES = 8                   # in so many calls: the first of them find their memory in no cache
     FALLBACKS = 32              # calls without agreement, once the fallback is known to be faster
-    AGREEMENT_NS = 10000        # what that saves at most, where cores are far apart
+    MOST_COUNTED = 8            # calls of a series: the first find their memory in no cache, or
+    SERIES_NS = 2000000         # the others in another step. A series of long calls ends after this
+    PATIENCE = 32               # the slower way is tried again after this many times its series,
+    LONGEST_NS = 10000000000    # at most this long: a stopped rank may have made that time long
+
+cdef enum Way:
+    UNDECIDED = 0
+    DIRECT = 1
+    FALLBACK = 2
 
 
 ctypedef struct Trial:          # measurements of calls of one collective and length
-    int64_t direct_ns           # their approximate time, each way; 0: not tried
+    int64_t direct_ns           # of a call, each way: the average of a series; 0: not tried
     int64_t fallback_ns
-    int64_t agreement_ns        # until all have arrived, which the fallback can do without
     int64_t again_ns            # when to try the slower way next
-    int tries                   # how many of the next calls try one way,
-    int tries_direct            # and whether that is direct
+    int64_t series_ns           # of the series that is measured,
+    int counted                 # its calls so far,
+    int way                     # and which Way they went
+    int tried                   # Way that the calls go to be measured; UNDECIDED: they do not
 
 
 cdef Trial trials[GROUPS][COLLECTIVES][CALL_LENGTHS]     # for the calls that this process decides
@@ -284,35 +288,57 @@ cdef inline void store_ns(int64_t *ns, int64_t value) noexcept nogil:
     store_u64(<uint64_t *>ns, <uint64_t>value)
 
 
-cdef int way_to_try(const Comm *t, const Call *c, Trial *trial, int64_t now) noexcept nogil:
-    """Return whether to agree to exposure: what was faster, or the other way now and then."""
+cdef inline int fallbacks_after(uint64_t note) noexcept nogil:
+    """Return how many of the next calls take the fallback without agreement."""
+    return <int>min(note - NO, <uint64_t>FALLBACKS) if note > NO else 0
+
+
+cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
+    """Return the note that agrees to exposure, or does not: for what was faster, or the other way
+    now and then."""
     cdef int64_t direct_ns = load_ns(&trial.direct_ns)
     cdef int64_t fallback_ns = load_ns(&trial.fallback_ns)
-    cdef int64_t agreement_ns = min(load_ns(&trial.agreement_ns), <int64_t>AGREEMENT_NS)
-    cdef bint direct_is_slower = direct_ns + agreement_ns > fallback_ns
-    cdef int tries = load_int(&trial.tries)
-    # Where ranks share cores, the root turns to other work before this rank has the data. So the
-    # fallback seems slow here, and what all ranks spend on agreeing is not seen.
-    if c.collective == BROADCAST and t.windows.most_spins == 0:
-        return NOT_FOR_A_WHILE
-    if direct_ns == 0 or fallback_ns == 0:
-        return YES if direct_ns == 0 else NO
-    if tries <= 0 and now < load_ns(&trial.again_ns):
-        return NOT_FOR_A_WHILE if direct_is_slower else YES
-    if tries <= 0:
-        store_ns(&trial.again_ns, now + min(PATIENCE * max(direct_ns, fallback_ns), LONGEST_NS))
-        store_int(&trial.tries_direct, direct_is_slower)
-        tries = TRIES
-    store_int(&trial.tries, tries - 1)
-    return YES if load_int(&trial.tries_direct) else NO
+    cdef bint direct_is_slower = direct_ns > fallback_ns
+    if direct_ns == 0:
+        return YES
+    if fallback_ns == 0:
+        store_int(&trial.tried, FALLBACK)
+    elif load_int(&trial.tried) == UNDECIDED:
+        if now < load_ns(&trial.again_ns):
+            return NO + FALLBACKS if direct_is_slower else YES
+        store_int(&trial.tried, DIRECT if direct_is_slower else FALLBACK)
+    if load_int(&trial.tried) == DIRECT:
+        return YES
+    return NO + <int>min(max(SERIES_NS // max(direct_ns, fallback_ns), 1), <int64_t>MOST_COUNTED)
 
 
-cdef void record_time(int64_t *average_ns, int64_t began) noexcept nogil:
-    """Record a time. A shorter one counts at once; a single call may be slow for any reason."""
-    cdef int64_t taken = now_ns() - began, average = load_ns(average_ns)
+cdef void count_call(Trial *trial, int way, int64_t began) noexcept nogil:
+    """Count a call of the rank that decides. A series of them is measured: where ranks need not
+    agree, some are ahead of others, and a single call may be short or long."""
+    cdef int64_t now = now_ns(), series_ns = load_ns(&trial.series_ns)
+    cdef int counted = load_int(&trial.counted)
+    if load_int(&trial.way) != way:
+        store_int(&trial.way, way)
+        series_ns = counted = 0
+    series_ns += now - began
+    counted += 1
+    if counted >= MOST_COUNTED or series_ns >= SERIES_NS:
+        record_time(&trial.direct_ns if way == DIRECT else &trial.fallback_ns,
+                    series_ns // counted)
+        if load_int(&trial.tried) == way:
+            store_int(&trial.tried, UNDECIDED)
+            store_ns(&trial.again_ns, now + min(PATIENCE * series_ns, <int64_t>LONGEST_NS))
+        series_ns = counted = 0
+    store_ns(&trial.series_ns, series_ns)
+    store_int(&trial.counted, counted)
+
+
+cdef void record_time(int64_t *average_ns, int64_t taken) noexcept nogil:
+    """Record a time. A shorter one counts at once; any may be long for any reason."""
+    cdef int64_t average = load_ns(average_ns)
     if average != 0 and taken > average:
         taken = average + (min(taken, 2 * average) - average) // 4 + 1
-    store_ns(average_ns, taken)
+    store_ns(average_ns, max(taken, 1))
 
 
 # Moving bytes
