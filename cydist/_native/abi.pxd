@@ -112,7 +112,7 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     const Fingerprint *expected     # sent with a send; compared by a receive
     size_t layout               # MPI's datatype of strided memory from `ptr` on; 0: contiguous
     bint awaited                # the caller waits at once: no other thread needs to progress it
-    bint rendezvous             # of a send that is not short: its receiver should not keep it
+    size_t most_early           # of a send with more bytes: its receiver should not keep it; or 0
     # Set by the transport:
     int status                  # PENDING, then OK or an error
     int source                  # whose message completed a receive, or caused a MISMATCH
@@ -346,9 +346,9 @@ ctypedef struct Call:           # one collective, as one rank sees it
     uint64_t tag                # of step 0; step k uses tag + k
     size_t segment_bytes        # unit of pipelining
     size_t depth                # messages of a pipeline under way each way, at most; 0: PIPE_DEPTH
-    # This rank's sends are so: it is faster than those that it sends to, and would fill their
-    # memory with messages that they cannot take yet.
-    bint rendezvous
+    # Over sockets, sends of more bytes wait for their receivers: this rank is faster than those,
+    # and would fill their memory with messages that they cannot take yet. 0: none waits.
+    size_t most_early
     int64_t deadline_ns         # monotonic clock; valid once `before_wait` was called
     # NULL, or to be called (see patiently) before the first wait of more than a few looks. It sets
     # the deadline and releases what others may need. A call that does not wait needs neither.

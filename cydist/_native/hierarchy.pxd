@@ -22,7 +22,6 @@ ctypedef struct Part:
 
 cdef enum:
     LAST_PLACE = -2             # to across_at: of the last member of each host
-    BUNDLED_BYTES = 8192        # blocks between two hosts up to this many are one message
     # A rank that sends and receives at once has sent about so many bytes, or two messages, more
     # than it has received, at most. So neither way fills the queues of a slow network, where
     # acknowledgements of the other would wait. Each hop of an all_reduce in stretches counts alone.

@@ -40,6 +40,11 @@ cdef inline size_t segment_size(const Call *c, size_t unit, size_t nbytes,
     return (wanted if wanted > least else least) * unit
 
 
+# Values of Call.most_early, where the receiver takes what several ranks send.
+cdef enum:
+    EARLY_BYTES = 65536         # of a segment, which it adds up
+    EARLY_BLOCK_BYTES = 32768   # of a block that stays as it is
+
 cdef enum:
     LEAST_SEGMENT_BYTES = 32768     # of shorter segments: each message costs more than its bytes
 

@@ -23,7 +23,6 @@ cdef enum:
     EAGER_BYTES = 524288
     # The same over sockets, where waiting takes a round trip: the segments of long collectives.
     SOCKET_EAGER_BYTES = 262144
-    RENDEZVOUS_BYTES = 65536    # over sockets a send with `rendezvous` waits if it has more
     CHUNK_BYTES = 1048576       # of a DATA frame; other frames can be sent in between
     STAGING_BYTES = 4096        # of one read when no receive says where the bytes belong
 

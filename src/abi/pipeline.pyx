@@ -103,7 +103,7 @@ cdef void post_send(Comm *t, Call *c, Request *r, const void *ptr, size_t nbytes
                     int peer, int step) noexcept nogil:
     cdef int status
     prepare(c, r, <char *>ptr, nbytes, peer, step)
-    r.rendezvous = c.rendezvous
+    r.most_early = c.most_early
     status = t.send(t, r)
     if status != OK:
         r.status = status

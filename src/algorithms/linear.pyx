@@ -17,14 +17,17 @@ from libc.stdlib cimport free, malloc
 
 from cydist._native.abi cimport GATHER, NO_MEMORY, SCATTER, Call, Comm, Request
 from cydist._native.algorithm_table cimport implement
-from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send
+from cydist._native.pipeline cimport (
+    EARLY_BLOCK_BYTES, complete, copy, exchange, post_recv, post_send,
+)
 
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:
     cdef Request *receives
     cdef int peer, posted = 0, status
     if t.rank != c.root:
-        c.rendezvous = t.size > 2       # the root takes what several ranks send
+        if t.size > 2:
+            c.most_early = EARLY_BLOCK_BYTES
         return exchange(t, c, 0, c.inputs[0].ptr, c.inputs[0].nbytes, c.root, NULL, 0, -1)
     receives = <Request *>malloc(t.size * sizeof(Request))
     if receives == NULL:

@@ -29,8 +29,9 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
-    Pipe, block_of, complete, contribute, largest, release_buffer, pipe_close, pipe_open, pipe_post,
-    pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
+    EARLY_BYTES, Pipe, block_of, complete, contribute, largest, release_buffer, pipe_close,
+    pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in,
+    withdraw,
 )
 
 
@@ -189,7 +190,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
         m.to_first = c.root
         m.to_end = c.root + 1
         m.from_end = 0
-        c.rendezvous = t.size > 2   # the root takes what several ranks send
+        c.most_early = EARLY_BYTES if t.size > 2 else 0   # the root takes what several ranks send
     return run_exchange(t, c, &m)
 
 
@@ -202,7 +203,7 @@ cdef int scan(Comm *t, Call *c) noexcept nogil:
     cdef PairExchange m = exchange_with_all(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank + 1
-    c.rendezvous = t.size > 2   # the later a rank is, the more it has to take
+    c.most_early = EARLY_BYTES if t.size > 2 else 0   # the later a rank is, the more it has to take
     return run_exchange(t, c, &m)
 
 
@@ -210,7 +211,7 @@ cdef int exscan(Comm *t, Call *c) noexcept nogil:
     cdef PairExchange m = exchange_with_all(t, c.inputs, 0, c.outputs[0], c.inputs[0].nbytes)
     m.to_first = t.rank + 1
     m.from_end = t.rank
-    c.rendezvous = t.size > 2
+    c.most_early = EARLY_BYTES if t.size > 2 else 0
     return run_exchange(t, c, &m)
 
 

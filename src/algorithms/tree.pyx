@@ -28,8 +28,8 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
-    Pipe, combine, complete, conclude, contribute, exchange, release_buffer, pipe_close, pipe_open,
-    pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
+    EARLY_BYTES, Pipe, combine, complete, conclude, contribute, exchange, release_buffer,
+    pipe_close, pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
 )
 
 
@@ -118,7 +118,7 @@ cdef int reduce(Comm *t, Call *c) noexcept nogil:
     if t.rank == c.root:
         result = c.outputs[0]
     status = climb(t, c, &place, segment, result, buffers)
-    c.rendezvous = False
+    c.most_early = 0
     if status == OK and top != c.root:
         status = exchange(t, c, last_step,
                           result.ptr, own.nbytes, c.root if t.rank == top else -1,
@@ -138,7 +138,7 @@ cdef int climb(Comm *t, Call *c, const TreePosition *place, size_t segment, Bloc
     cdef Block part, own
     cdef size_t i, bank
     cdef int child, status = OK
-    c.rendezvous = place.children_count == 0 and has_siblings(t, place)
+    c.most_early = EARLY_BYTES if place.children_count == 0 and has_siblings(t, place) else 0
     for child in range(2 * RANK_BITS):
         receives[child].status = OK
     sends[0].status = OK

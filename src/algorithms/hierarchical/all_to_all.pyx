@@ -23,10 +23,14 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    BUNDLED_BYTES, Hosts, call_like, free_scratch, hosts_of, leader_of, member_at, members_on,
-    run_part, size_at, write_size, wrong_size,
+    Hosts, call_like, free_scratch, hosts_of, leader_of, member_at, members_on, run_part, size_at,
+    write_size, wrong_size,
 )
 from cydist._native.pipeline cimport complete, copy, post_recv, post_send, withdraw
+
+
+cdef enum:
+    BUNDLED_BYTES = 8192        # blocks between two hosts up to this many are one message
 
 
 ctypedef struct Exchange:       # what a call knows and moves

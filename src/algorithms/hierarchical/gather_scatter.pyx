@@ -31,13 +31,16 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    BUNDLED_BYTES, Hosts, free_scratch, hosts_of, leader_of, member_at, members_on, size_at,
+    Hosts, free_scratch, hosts_of, leader_of, member_at, members_on, size_at,
     write_size, wrong_size,
 )
-from cydist._native.pipeline cimport complete, copy, exchange, post_recv, post_send
+from cydist._native.pipeline cimport (
+    EARLY_BLOCK_BYTES, complete, copy, exchange, post_recv, post_send,
+)
 
 
 cdef enum:
+    BUNDLED_BYTES = 65536       # blocks of a host up to this many are one message
     RECORD_BYTES = 64           # a block's size and first bytes, from a rank to its leader
 
 cdef enum Step:                 # which message of a call it is
@@ -72,6 +75,7 @@ cdef int close_rooted(Comm *t, Call *c, Rooted *s, int status) noexcept nogil:
 
 
 cdef void send(Comm *t, Call *c, Rooted *s, Block block, int peer, Step step) noexcept nogil:
+    c.most_early = EARLY_BLOCK_BYTES if step == DIRECT and peer == c.root else 0
     post_send(t, c, &s.requests[s.posted], block.ptr, block.nbytes, peer, step)
     s.posted += 1
 
@@ -149,11 +153,11 @@ cdef size_t in_record(size_t nbytes) noexcept nogil:
 
 cdef int gather(Comm *t, Call *c) noexcept nogil:
     cdef Hosts *h = hosts_of(t)
-    c.rendezvous = t.size > 2       # the root takes what several ranks send
     if t.rank == c.root:
         return gather_all(t, c)
     if h.host[c.root] == h.here or h.local.comm.size == 1:
         patiently(c)
+        c.most_early = EARLY_BLOCK_BYTES
         return exchange(t, c, DIRECT, c.inputs[0].ptr, c.inputs[0].nbytes, c.root, NULL, 0, -1)
     if h.local.comm.rank == 0:
         return gather_bundle(t, c)

@@ -30,7 +30,7 @@ from cydist._native.stream_liveness cimport status_of_loss
 from cydist._native.stream_silence cimport is_silence
 from cydist._native.stream cimport (
     BABBLED, CHUNK_BYTES, DIED, ENDED, LIVE, UNUSED, VANISHED, WANTED, Connection, Net, Outgoing,
-    RENDEZVOUS_BYTES, cell_at, most_eager,
+    cell_at, most_eager,
 )
 from cydist._native.wire cimport CREDIT, DATA, EAGER, GONE, JOIN, MAGIC, RTS, SEND, WITHDRAW, Header
 from cydist._native.sync cimport glance_int, load_u64, store_int
@@ -438,7 +438,7 @@ cdef int post_send(Net *net, Comm *t, Request *r) noexcept nogil:
         return PEER_LOST
     at_once = c.state == LIVE and c.out == NULL and not c.broken
     eager = r.nbytes <= most_eager(c) and c.sent - c.credited + charge <= net.held_limit
-    eager = eager and not (r.rendezvous and r.nbytes > RENDEZVOUS_BYTES and not c.local)
+    eager = eager and not (0 < r.most_early < r.nbytes and not c.local)
     if c.local and eager:
         cell = cell_for(c, r.nbytes) if at_once else 0
         eager = cell != 0 or r.nbytes < COOP_BYTES or c.no_coop_copy
