@@ -111,6 +111,7 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     uint64_t tag
     const Fingerprint *expected     # sent with a send; compared by a receive
     size_t layout               # MPI's datatype of strided memory from `ptr` on; 0: contiguous
+    bint or_less                # of a receive: may be shorter; `nbytes` is then what came
     bint awaited                # the caller waits at once: no other thread needs to progress it
     size_t most_early           # of a send with more bytes: its receiver should not keep it; or 0
     # Set by the transport:

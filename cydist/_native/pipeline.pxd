@@ -18,6 +18,9 @@ cdef void post_recv(Comm *t, Call *c, Request *r, void *ptr, size_t nbytes,
 cdef int exchange(Comm *t, Call *c, int step,
                   const void *out, size_t out_bytes, int to_peer,
                   void *into, size_t into_bytes, int from_peer) noexcept nogil
+# The same for at most so many bytes; the request then has how many came.
+cdef void post_recv_or_less(Comm *t, Call *c, Request *r, void *ptr, size_t most,
+                            int peer, int step) noexcept nogil
 
 # Return the first element of `block` when `count` elements are cut into `blocks` blocks. The first
 # count % blocks blocks hold one element more than the rest.

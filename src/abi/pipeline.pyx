@@ -111,9 +111,19 @@ cdef void post_send(Comm *t, Call *c, Request *r, const void *ptr, size_t nbytes
 
 cdef void post_recv(Comm *t, Call *c, Request *r, void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil:
-    cdef int status
     prepare(c, r, <char *>ptr, nbytes, peer, step)
-    status = t.recv(t, r)
+    post_prepared(t, r)
+
+
+cdef void post_recv_or_less(Comm *t, Call *c, Request *r, void *ptr, size_t most,
+                            int peer, int step) noexcept nogil:
+    prepare(c, r, <char *>ptr, most, peer, step)
+    r.or_less = True
+    post_prepared(t, r)
+
+
+cdef inline void post_prepared(Comm *t, Request *r) noexcept nogil:
+    cdef int status = t.recv(t, r)
     if status != OK:
         r.status = status
 

@@ -29,7 +29,8 @@ from cydist._native.abi cimport (
 from cydist._native.algorithm_table cimport implement
 from cydist._native.pipeline cimport (
     EARLY_BYTES, Pipe, combine, complete, conclude, contribute, exchange, release_buffer,
-    pipe_close, pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size, segments_in, withdraw,
+    pipe_close, pipe_open, pipe_post, pipe_take, post_recv, post_send, segment_of, segment_size,
+    segments_in, withdraw,
 )
 
 

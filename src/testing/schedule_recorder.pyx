@@ -93,6 +93,8 @@ cdef enum:
     TOGETHER = 3
 
 
+cdef size_t UNKNOWN = <size_t>-1
+
 ctypedef struct LogLine:        # of a log
     int what
     int peer
@@ -121,7 +123,7 @@ cdef int write(Comm *t, Request *r, int what) noexcept nogil:
     line.what = what
     line.peer = r.peer if t.whole == NULL or r.peer < 0 else t.in_whole[r.peer]
     line.step = <int>(r.tag & ((1ULL << SEQUENCE_SHIFT) - 1))
-    line.nbytes = r.nbytes
+    line.nbytes = r.nbytes if not r.or_less else UNKNOWN
     line.request = <size_t>r.link
     log.count += 1
     return OK
@@ -277,15 +279,20 @@ cdef class Recording(Link):
             what: "send" or "recv", posted; "wait"; or "together": a collective of the ranks on this
                 host, of which peer is the root's rank among all (-1: it has none), step the number
                 of the collective, and bytes the size of the whole array.
+            bytes: -1 for a receive that also takes less.
             request: The index of the line that posted it.
         """
         cdef size_t i
         cdef LogLine *line
+        cdef object nbytes      # else Cython takes the type of the numbers in the log
         names = ("send", "recv", "wait", "together")
         found = []
         for i in range(self.log.count):
             line = &self.log.lines[i]
-            found.append((names[line.what], line.peer, line.step, line.nbytes, line.request))
+            nbytes = -1
+            if line.nbytes != UNKNOWN:
+                nbytes = line.nbytes
+            found.append((names[line.what], line.peer, line.step, nbytes, line.request))
         return found
 
 

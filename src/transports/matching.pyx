@@ -216,7 +216,9 @@ cdef int compare_message(Request *r, const Fingerprint *theirs, size_t nbytes) n
     if ours == NULL:
         memset(&none, 0, sizeof(none))
         ours = &none
-    if nbytes == r.nbytes and memcmp(ours, theirs, sizeof(Fingerprint)) == 0:
+    if ((nbytes == r.nbytes or (r.or_less and nbytes < r.nbytes))
+            and memcmp(ours, theirs, sizeof(Fingerprint)) == 0):
+        r.nbytes = nbytes
         return OK
     r.theirs = theirs[0]
     r.theirs_bytes = nbytes

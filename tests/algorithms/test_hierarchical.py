@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_a_lane_that_has_little_to_take_sends_what_others_wait_for(
 
 # Bytes of a block on a host of two or three ranks: with its size in one message or in two, as long
 # as may be in a bundle, too long for one, and none.
-AT_LIMITS = [56, 57, 8192 // 3, 8192 // 3 + 1, 4096, 4097, 0]
+AT_LIMITS = [56, 57, 65536 // 3, 65536 // 3 + 1, 32768, 32769, 0]
 
 
 @placed([row for row in BLOCKS if row[0] in ("gather", "scatter")])
@@ -346,7 +346,7 @@ def test_another_number_of_segments_is_a_mismatch_on_all(fresh_ranks_on, collect
     assert group.each(body) == ["mismatch"] * group.size
 
 
-LONG = 10_000
+LONG = 40_000
 # Bytes of the blocks, as the root has them, and as their ranks do: some in bundles, some too long;
 # sums that agree although the blocks do not.
 DISAGREEING = {
@@ -373,6 +373,52 @@ def test_another_size_than_the_roots_is_a_mismatch_on_all(fresh_ranks_on, collec
         return status_of(group, root if rank == 0 else others, "leaders", rank)
 
     assert group.each(body) == ["mismatch"] * group.size
+
+
+def test_a_size_that_was_changed_on_the_way_is_a_mismatch():
+    """Bytes of arrays carry no tag. The leader of a scatter reads no further than what came."""
+    size, changed = 12_345, 30_000
+    with ExitStack() as stack:
+        group = Ranks(4, "shm", [0, 0, 1, 1], unconnected=[(0, 2)])
+        ours, near = socket.socketpair()
+        far, theirs = socket.socketpair()
+        stack.callback(near.close)
+        stack.callback(far.close)
+        group.links[0].messages.adopt(2, 0, ours.detach(), *KEYS)
+        group.links[2].messages.adopt(0, 0, theirs.detach(), *KEYS[::-1])
+        copied = [
+            threading.Thread(target=copy, args=(near, far, size, changed)),
+            threading.Thread(target=copy, args=(far, near)),
+        ]
+        stack.callback(lambda: [thread.join(30) for thread in copied])
+        stack.callback(group.close)
+        for thread in copied:
+            thread.start()
+        case = Case("scatter", 4, 0, dtype="uint8", sizes=[8, 8, 8, size])
+        barrier = Case("barrier", 4, 0)
+        ended = {}
+
+        def body(rank):
+            try:
+                case.run(group.groups[rank], rank, "leaders", 1, TINY, 20.0)
+                barrier.run(group.groups[rank], rank, "leaders", 2, TINY, 20.0)
+            except _native.CallError as error:
+                ended[rank] = error
+
+        group.each(body)
+        assert {rank: error.status for rank, error in ended.items()} == dict.fromkeys(
+            range(4), "mismatch"
+        )
+        assert (ended[2].peer, ended[2].teller) == (0, -1)
+
+
+def copy(source, target, size=0, changed=0):
+    """Pass on all bytes, but another size of a block."""
+    before, after = (struct.pack("<Q", each) for each in (size, changed))
+    with suppress(OSError):  # the other side may end first
+        while data := source.recv(1 << 20):
+            target.sendall(data.replace(before, after) if size else data)
+        target.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("name", ["leaders", "lanes"])

@@ -6,9 +6,9 @@
 Every block crosses once. A block of at most BUNDLED_BYTES divided by the ranks of its host is in
 the bundle that the host's leader, its lowest rank, exchanges with the root. A longer one goes
 straight between its rank and the root, which decide alike, since both know its size. A leader does
-not: its host's ranks tell it. In a gather they need not wait for each other. A host of several
-ranks has a bundle in each call, headed by the sizes of all its blocks. So ranks that disagree about
-one find that out, whichever way it goes.
+not: in a gather its host's ranks tell it, and in a scatter the root does. A host of several ranks
+has a bundle in each call, with the sizes of all its blocks, and a scatter's leader passes each on
+with the block. So ranks that disagree about one find that out, whichever way it goes.
 
 Two hosts of two ranks, gather to rank 0:
 
@@ -31,11 +31,11 @@ from cydist._native.abi cimport (
 )
 from cydist._native.algorithm_table cimport implement
 from cydist._native.hierarchy cimport (
-    Hosts, free_scratch, hosts_of, leader_of, member_at, members_on, size_at,
-    write_size, wrong_size,
+    Hosts, free_scratch, hosts_of, leader_of, member_at, members_on, size_at, write_size,
+    wrong_size,
 )
 from cydist._native.pipeline cimport (
-    EARLY_BLOCK_BYTES, complete, copy, exchange, post_recv, post_send,
+    EARLY_BLOCK_BYTES, complete, copy, exchange, post_recv, post_recv_or_less, post_send, withdraw,
 )
 
 
@@ -107,21 +107,6 @@ cdef inline size_t sizes_on(const Hosts *h, int host) noexcept nogil:
     return members_on(h, host) * sizeof(uint64_t)
 
 
-cdef int open_leader(Comm *t, Call *c, Rooted *s, size_t own, size_t record) noexcept nogil:
-    """Open the memory of a leader, and get the records of its host's ranks, of `record` bytes."""
-    cdef Hosts *h = hosts_of(t)
-    cdef int status = open_rooted(t, c, s, h.local.comm.size, sizes_on(h, h.here) + BUNDLED_BYTES)
-    cdef int k
-    if status != OK:
-        return status
-    for k in range(h.local.comm.size):      # for a recording, which moves no data
-        size_in(s, k)[0] = own
-    for k in range(1, h.local.comm.size):
-        receive(t, c, s, Block(s.records + k * RECORD_BYTES, record), member_at(h, h.here, k),
-                RECORD)
-    return complete_all(t, c, s)
-
-
 cdef size_t bundle_of(const Hosts *h, int host, const Block *blocks) noexcept nogil:
     """Return the bytes of a host's bundle, with the sizes; 0: it has none."""
     cdef size_t nbytes
@@ -190,8 +175,18 @@ cdef int give(Comm *t, Call *c) noexcept nogil:
 
 cdef int gather_bundle(Comm *t, Call *c) noexcept nogil:
     """Collect what this host's ranks give, and send it to the root on another one."""
+    cdef Hosts *h = hosts_of(t)
     cdef Rooted s
-    cdef int status = open_leader(t, c, &s, c.inputs[0].nbytes, RECORD_BYTES)
+    cdef int k
+    cdef int status = open_rooted(t, c, &s, h.local.comm.size, sizes_on(h, h.here) + BUNDLED_BYTES)
+    if status != OK:
+        return status
+    for k in range(h.local.comm.size):      # for a recording, which moves no data
+        size_in(&s, k)[0] = c.inputs[0].nbytes
+    for k in range(1, h.local.comm.size):
+        receive(t, c, &s, Block(s.records + k * RECORD_BYTES, RECORD_BYTES),
+                member_at(h, h.here, k), RECORD)
+    status = complete_all(t, c, &s)
     if status == OK:
         status = send_bundle(t, c, &s)
     return close_rooted(t, c, &s, status)
@@ -290,60 +285,82 @@ cdef int scatter(Comm *t, Call *c) noexcept nogil:
 
 
 cdef int get(Comm *t, Call *c) noexcept nogil:
-    """Tell the leader this rank's size. Receive the block from it, but a long one from the root."""
+    """Receive the block's size and a short block from the leader, but a long one from the root. The
+    leader's message is awaited first: where the root has another size, no long block may come."""
     cdef Hosts *h = hosts_of(t)
-    cdef int leader = leader_of(h, h.here)
+    cdef Block own = c.outputs[0]
+    cdef bint bundled = is_bundled(h, h.here, own.nbytes)
+    cdef size_t nbytes = sizeof(uint64_t) + (own.nbytes if bundled else 0)
     cdef Rooted s
-    cdef int status = open_rooted(t, c, &s, 1, 0)
+    cdef int status = open_rooted(t, c, &s, 0, nbytes)
     if status != OK:
         return status
-    size_in(&s, 0)[0] = c.outputs[0].nbytes
-    send(t, c, &s, Block(s.records, sizeof(uint64_t)), leader, RECORD)
-    if is_bundled(h, h.here, c.outputs[0].nbytes):
-        receive(t, c, &s, c.outputs[0], leader, REST)
+    write_size(s.bundles, 0, own.nbytes)        # for a recording, which moves no data
+    receive(t, c, &s, Block(s.bundles, nbytes), leader_of(h, h.here), REST)
+    if not bundled:
+        receive(t, c, &s, own, c.root, DIRECT)
+    status = complete(t, c, s.requests, 1)
+    if status == OK and size_at(s.bundles, 0) != own.nbytes:
+        status = wrong_size(c, c.root, size_at(s.bundles, 0), own.nbytes)
+    if status != OK:
+        withdraw(t, s.requests, s.posted)
+    elif bundled:
+        copy(own.ptr, s.bundles + sizeof(uint64_t), own.nbytes)
     else:
-        receive(t, c, &s, c.outputs[0], c.root, DIRECT)
-    return close_rooted(t, c, &s, complete_all(t, c, &s))
+        status = complete_all(t, c, &s)
+    return close_rooted(t, c, &s, status)
 
 
 cdef int scatter_bundle(Comm *t, Call *c) noexcept nogil:
     """Receive what the root on another host has for this one's ranks, and hand it on."""
+    cdef Hosts *h = hosts_of(t)
+    cdef size_t most = sizes_on(h, h.here) + BUNDLED_BYTES, nbytes
     cdef Rooted s
-    cdef int status = open_leader(t, c, &s, c.outputs[0].nbytes, sizeof(uint64_t))
+    cdef int status = open_rooted(t, c, &s, 0, most)
+    cdef char *at
+    cdef int _k
+    if status != OK:
+        return status
+    at = s.bundles
+    nbytes = c.outputs[0].nbytes
+    for _k in range(h.local.comm.size):         # for a recording
+        write_size(at, 0, nbytes)
+        at += sizeof(uint64_t) + (nbytes if is_bundled(h, h.here, nbytes) else 0)
+    post_recv_or_less(t, c, &s.requests[0], s.bundles, most, c.root, BUNDLE)
+    status = complete(t, c, s.requests, 1)
     if status == OK:
-        status = hand_on(t, c, &s)
+        status = hand_on(t, c, &s, s.requests[0].nbytes)
     return close_rooted(t, c, &s, status)
 
 
-cdef int hand_on(Comm *t, Call *c, Rooted *s) noexcept nogil:
+cdef int hand_on(Comm *t, Call *c, Rooted *s, size_t left) noexcept nogil:
+    """Send each rank its part of the bundle, which has `left` bytes."""
     cdef Hosts *h = hosts_of(t)
-    cdef char *at = s.bundles + sizes_on(h, h.here)
-    cdef size_t nbytes
-    cdef int k, status
+    cdef Block own = c.outputs[0]
+    cdef char *at = s.bundles
+    cdef size_t nbytes, part
+    cdef int k, status = OK
     for k in range(h.local.comm.size):
-        write_size(s.bundles, k, size_in(s, k)[0])      # for a recording
-        if is_bundled(h, h.here, size_in(s, k)[0]):
-            at += size_in(s, k)[0]
-    receive(t, c, s, Block(s.bundles, at - s.bundles), c.root, BUNDLE)
-    status = complete_all(t, c, s)
-    if status != OK:
-        return status
-    for k in range(h.local.comm.size):
-        if size_at(s.bundles, k) != size_in(s, k)[0]:
-            return wrong_size(c, c.root, size_at(s.bundles, k), size_in(s, k)[0])
-    if not is_bundled(h, h.here, c.outputs[0].nbytes):
-        receive(t, c, s, c.outputs[0], c.root, DIRECT)
-    at = s.bundles + sizes_on(h, h.here)
-    for k in range(h.local.comm.size):
-        nbytes = size_in(s, k)[0]
-        if not is_bundled(h, h.here, nbytes):
-            continue
-        if k == 0:
-            copy(c.outputs[0].ptr, at, nbytes)
+        nbytes = size_at(at, 0) if left >= sizeof(uint64_t) else 0
+        part = sizeof(uint64_t) + (nbytes if is_bundled(h, h.here, nbytes) else 0)
+        if part > left:         # it was damaged on the way: arrays carry no tag
+            status = wrong_size(c, c.root, left, part)
+            break
+        if k == 0 and nbytes != own.nbytes:
+            status = wrong_size(c, c.root, nbytes, own.nbytes)
+            break
+        if k > 0:
+            send(t, c, s, Block(at, part), member_at(h, h.here, k), REST)
+        elif is_bundled(h, h.here, nbytes):
+            copy(own.ptr, at + sizeof(uint64_t), nbytes)
         else:
-            send(t, c, s, Block(at, nbytes), member_at(h, h.here, k), REST)
-        at += nbytes
-    return complete_all(t, c, s)
+            receive(t, c, s, own, c.root, DIRECT)
+        at += part
+        left -= part
+    if status == OK:
+        return complete_all(t, c, s)
+    withdraw(t, s.requests, s.posted)
+    return status
 
 
 cdef int scatter_all(Comm *t, Call *c) noexcept nogil:
@@ -367,14 +384,15 @@ cdef int scatter_all(Comm *t, Call *c) noexcept nogil:
 
 
 cdef char *send_bundle_to(Comm *t, Call *c, Rooted *s, int host, char *bundle) noexcept nogil:
-    """Lay out a host's bundle and send it; return its end."""
+    """Lay out a host's bundle and send it; return its end. Each block follows its size."""
     cdef Hosts *h = hosts_of(t)
-    cdef char *at = bundle + sizes_on(h, host)
+    cdef char *at = bundle
     cdef Block block
     cdef int k
     for k in range(members_on(h, host)):
         block = c.inputs[member_at(h, host, k)]
-        write_size(bundle, k, block.nbytes)
+        write_size(at, 0, block.nbytes)
+        at += sizeof(uint64_t)
         if is_bundled(h, host, block.nbytes):
             copy(at, block.ptr, block.nbytes)
             at += block.nbytes
