@@ -111,12 +111,13 @@ ctypedef struct Request:        # one posted send or receive; owned by the calle
     uint64_t tag
     const Fingerprint *expected     # sent with a send; compared by a receive
     size_t layout               # MPI's datatype of strided memory from `ptr` on; 0: contiguous
-    bint or_less                # of a receive: may be shorter; `nbytes` is then what came
+    bint or_less                # of a receive: the message may have fewer bytes
     bint awaited                # the caller waits at once: no other thread needs to progress it
     size_t most_early           # of a send with more bytes: its receiver should not keep it; or 0
     # Set by the transport:
     int status                  # PENDING, then OK or an error
     int source                  # whose message completed a receive, or caused a MISMATCH
+    size_t came_bytes           # of the message that completed a receive with `or_less`
     Fingerprint theirs          # of a receive that ended in MISMATCH
     size_t theirs_bytes
     # Owned by the transport until status leaves PENDING:

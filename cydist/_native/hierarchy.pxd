@@ -134,7 +134,7 @@ cdef inline bint is_host_sum(const Hosts *h, const Reduction *op) noexcept nogil
 cdef void free_scratch(Comm *t, const Call *c, void *memory) noexcept nogil
 
 
-# The sizes of its blocks, before a bundle, which may lie anywhere.
+# Sizes of blocks, one after another, which may lie anywhere.
 cdef inline uint64_t size_at(const char *sizes, int k) noexcept nogil:
     cdef uint64_t size
     memcpy(&size, sizes + k * sizeof(uint64_t), sizeof(uint64_t))

@@ -14,13 +14,13 @@ cdef void post_send(Comm *t, Call *c, Request *r, const void *ptr, size_t nbytes
                     int peer, int step) noexcept nogil
 cdef void post_recv(Comm *t, Call *c, Request *r, void *ptr, size_t nbytes,
                     int peer, int step) noexcept nogil
+# The same for a message of at most so many bytes. `came_bytes` then has how many it had.
+cdef void post_recv_or_less(Comm *t, Call *c, Request *r, void *ptr, size_t most,
+                            int peer, int step) noexcept nogil
 # Post the receive, post the send, complete both. Either side may be absent: peer -1.
 cdef int exchange(Comm *t, Call *c, int step,
                   const void *out, size_t out_bytes, int to_peer,
                   void *into, size_t into_bytes, int from_peer) noexcept nogil
-# The same for at most so many bytes; the request then has how many came.
-cdef void post_recv_or_less(Comm *t, Call *c, Request *r, void *ptr, size_t most,
-                            int peer, int step) noexcept nogil
 
 # Return the first element of `block` when `count` elements are cut into `blocks` blocks. The first
 # count % blocks blocks hold one element more than the rest.

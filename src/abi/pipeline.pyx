@@ -82,7 +82,7 @@ cdef int complete(Comm *t, Call *c, Request *requests, int count) noexcept nogil
                     c.failed_peer = requests[i].source
                     c.theirs = requests[i].theirs
                     c.theirs_bytes = requests[i].theirs_bytes
-                    c.our_bytes = requests[i].nbytes
+                    c.our_bytes = 0 if requests[i].or_less else requests[i].nbytes
     if status != OK:
         withdraw(t, requests, count)
     return status

@@ -93,13 +93,11 @@ cdef enum:
     TOGETHER = 3
 
 
-cdef size_t UNKNOWN = <size_t>-1
-
 ctypedef struct LogLine:        # of a log
     int what
     int peer
     int step
-    size_t nbytes
+    long long nbytes
     size_t request              # number of the line that posted it
 
 
@@ -123,7 +121,7 @@ cdef int write(Comm *t, Request *r, int what) noexcept nogil:
     line.what = what
     line.peer = r.peer if t.whole == NULL or r.peer < 0 else t.in_whole[r.peer]
     line.step = <int>(r.tag & ((1ULL << SEQUENCE_SHIFT) - 1))
-    line.nbytes = r.nbytes if not r.or_less else UNKNOWN
+    line.nbytes = -<long long>r.nbytes if r.or_less else <long long>r.nbytes
     line.request = <size_t>r.link
     log.count += 1
     return OK
@@ -232,6 +230,7 @@ cdef int send(Comm *t, Request *r) noexcept nogil:
 
 
 cdef int recv(Comm *t, Request *r) noexcept nogil:
+    r.came_bytes = r.nbytes     # no message has come
     return write(t, r, RECV)
 
 
@@ -279,20 +278,16 @@ cdef class Recording(Link):
             what: "send" or "recv", posted; "wait"; or "together": a collective of the ranks on this
                 host, of which peer is the root's rank among all (-1: it has none), step the number
                 of the collective, and bytes the size of the whole array.
-            bytes: -1 for a receive that also takes less.
+            bytes: Less than 0 for a receive that takes at most so many.
             request: The index of the line that posted it.
         """
         cdef size_t i
         cdef LogLine *line
-        cdef object nbytes      # else Cython takes the type of the numbers in the log
         names = ("send", "recv", "wait", "together")
         found = []
         for i in range(self.log.count):
             line = &self.log.lines[i]
-            nbytes = -1
-            if line.nbytes != UNKNOWN:
-                nbytes = line.nbytes
-            found.append((names[line.what], line.peer, line.step, nbytes, line.request))
+            found.append((names[line.what], line.peer, line.step, line.nbytes, line.request))
         return found
 
 

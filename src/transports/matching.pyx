@@ -218,7 +218,8 @@ cdef int compare_message(Request *r, const Fingerprint *theirs, size_t nbytes) n
         ours = &none
     if ((nbytes == r.nbytes or (r.or_less and nbytes < r.nbytes))
             and memcmp(ours, theirs, sizeof(Fingerprint)) == 0):
-        r.nbytes = nbytes
+        if r.or_less:
+            r.came_bytes = nbytes
         return OK
     r.theirs = theirs[0]
     r.theirs_bytes = nbytes

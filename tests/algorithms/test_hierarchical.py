@@ -375,6 +375,34 @@ def test_another_size_than_the_roots_is_a_mismatch_on_all(fresh_ranks_on, collec
     assert group.each(body) == ["mismatch"] * group.size
 
 
+@pytest.mark.parametrize("sizes", DISAGREEING)
+def test_the_error_of_another_size_in_a_scatter_names_the_root(fresh_ranks_on, sizes):
+    """And says what both have, however the block would have come."""
+    group = fresh_ranks_on("2+2")
+    roots, own = DISAGREEING[sizes]
+    odd = [rank for rank in range(group.size) if roots[rank] != own[rank]]
+    found = []
+
+    def body(rank):
+        given = roots if rank == 0 else own
+        case = Case("scatter", group.size, 0, dtype="uint8", root=0, sizes=given)
+        try:
+            case.run(group.groups[rank], rank, "leaders", 1, TINY, 20.0)
+            group.groups[rank].compare_last(time.monotonic_ns() + int(20e9))
+        except _native.CallError as error:
+            if rank in odd:
+                found.append(error)
+
+    group.each(body)
+    assert {error.peer for error in found} == {0}
+    seen = {(error.ours, error.theirs) for error in found}
+    if roots[odd[0]] == 0:  # which is not written
+        assert seen == {("scatter #1", "scatter #1")}
+        return
+    message = "scatter #1, {} bytes in this message"
+    assert seen <= {(message.format(own[rank]), message.format(roots[rank])) for rank in odd}
+
+
 def test_a_size_that_was_changed_on_the_way_is_a_mismatch():
     """Bytes of arrays carry no tag. The leader of a scatter reads no further than what came."""
     size, changed = 12_345, 30_000

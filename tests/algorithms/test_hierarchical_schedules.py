@@ -86,15 +86,15 @@ class HierarchicalSchedule:
         return found
 
     def unmatched(self):
-        """Pairs of ranks between which not every send has a receive of its size. A receive of -1
-        bytes takes any size."""
+        """Pairs of ranks between which not every send has a receive of its size. A receive of less
+        than 0 bytes takes at most so many."""
         sends, receives = self.messages("send"), self.messages("recv")
         return [
             pair
             for pair in {**sends, **receives}
             if len(sends.get(pair, ())) != len(receives.get(pair, ()))
             or any(
-                taken not in (-1, sent)
+                taken != sent and -taken < sent
                 for sent, taken in zip(sends[pair], receives[pair], strict=True)
             )
         ]

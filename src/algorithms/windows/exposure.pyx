@@ -20,7 +20,7 @@ from cydist._native.sync cimport (
 cdef enum:
     NEGOTIATED_BYTES = 65536
     YES = 1                     # the values of a step's note
-    NO = 2                      # more, of the rank that decides: nor in so many of the next calls
+    NO = 2                      # NO + n, of the rank that decides: nor in the next n calls
 
 cdef uint64_t ALL_RANKS = ~0ULL     # Flags.visiting: several peers
 
@@ -36,7 +36,7 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     cdef Trial *trial = trial_of(t, c, first, firsts)
     cdef uint8_t *left = fallbacks_left(t, c, first[0].nbytes * firsts)
     cdef int64_t began = now_ns() if trial != NULL else 0
-    cdef int i, status = OK
+    cdef int i, note, status = OK
     patiently(c)
     if left != NULL and left[0] > 0:
         left[0] -= 1
@@ -47,14 +47,15 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     a.scratch = scratch_slots(t, c)
     if a.scratch > 0 and t.windows.reachable == 0:
         status = probe_reachability(t, c)
+        began = now_ns()        # the first call of all, to which ranks come at any time
     if status != OK:
         return status
     if a.scratch == 0 or (t.windows.reachable < 0 and not should_negotiate(t, c, first[0].nbytes)):
         return c.fallback(t, c)
     a.step = t.windows.step
     a.next_check = now_ns() + SLICE_NS
-    status = publish_blocks(t, c, first, firsts, second, seconds,
-                            YES if trial == NULL else way_to_try(trial, a.next_check - SLICE_NS))
+    note = YES if trial == NULL else way_to_try(trial, a.next_check - SLICE_NS)
+    status = publish_blocks(t, c, first, firsts, second, seconds, note)
     if status == OK:
         if early:
             local_work(t, c)
@@ -81,8 +82,11 @@ cdef int run_exposed(Comm *t, Call *c, const Block *first, int firsts, const Blo
     t.windows.step += 1 + (a.scratch if usable else 0)
     if not usable:
         status = c.fallback(t, c)
-    # Most calls that take the fallback do not agree first. Those that do are not like them.
-    if trial != NULL and status == OK and (usable or left == NULL):
+    if trial == NULL or status != OK:
+        return status
+    if note == YES and not usable:
+        end_trial(trial, now_ns(), now_ns() - began)    # another rank cannot
+    elif usable or left == NULL:        # else the calls that follow, without agreement, count
         count_call(trial, DIRECT if usable else FALLBACK, began)
     return status
 
@@ -221,9 +225,10 @@ cdef void revoke_access(Comm *t, Call *c) noexcept nogil:
 cdef enum:
     GROUPS = 16                 # groups whose comm ids agree in four bits share a Trial
     SHORTEST_BYTES = 32768
-    FALLBACKS = 32              # calls without agreement, once the fallback is known to be faster
-    MOST_COUNTED = 8            # calls of a series: the first find their memory in no cache, or
-    SERIES_NS = 2000000         # the others in another step. A series of long calls ends after this
+    CALLS_AHEAD = 32            # without agreement, once the fallback is known to be faster
+    MOST_COUNTED = 8            # calls of a series: the first find their memory in no cache
+    LEAST_COUNTED = 2
+    SERIES_NS = 2000000         # of long calls fewer are a series: as many as begin in this time
     PATIENCE = 32               # the slower way is tried again after this many times its series,
     LONGEST_NS = 10000000000    # at most this long: a stopped rank may have made that time long
 
@@ -240,7 +245,7 @@ ctypedef struct Trial:          # measurements of calls of one collective and le
     int64_t series_ns           # of the series that is measured,
     int counted                 # its calls so far,
     int way                     # and which Way they went
-    int tried                   # Way that the calls go to be measured; UNDECIDED: they do not
+    int trying                  # Way that calls go only to be measured; UNDECIDED: they do not
 
 
 cdef Trial trials[GROUPS][COLLECTIVES][CALL_LENGTHS]     # for the calls that this process decides
@@ -290,7 +295,7 @@ cdef inline void store_ns(int64_t *ns, int64_t value) noexcept nogil:
 
 cdef inline int fallbacks_after(uint64_t note) noexcept nogil:
     """Return how many of the next calls take the fallback without agreement."""
-    return <int>min(note - NO, <uint64_t>FALLBACKS) if note > NO else 0
+    return <int>min(note - NO, <uint64_t>CALLS_AHEAD) if note > NO else 0
 
 
 cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
@@ -302,14 +307,15 @@ cdef int way_to_try(Trial *trial, int64_t now) noexcept nogil:
     if direct_ns == 0:
         return YES
     if fallback_ns == 0:
-        store_int(&trial.tried, FALLBACK)
-    elif load_int(&trial.tried) == UNDECIDED:
+        store_int(&trial.trying, FALLBACK)
+    elif load_int(&trial.trying) == UNDECIDED:
         if now < load_ns(&trial.again_ns):
-            return NO + FALLBACKS if direct_is_slower else YES
-        store_int(&trial.tried, DIRECT if direct_is_slower else FALLBACK)
-    if load_int(&trial.tried) == DIRECT:
+            return NO + CALLS_AHEAD if direct_is_slower else YES
+        store_int(&trial.trying, DIRECT if direct_is_slower else FALLBACK)
+    if load_int(&trial.trying) == DIRECT:
         return YES
-    return NO + <int>min(max(SERIES_NS // max(direct_ns, fallback_ns), 1), <int64_t>MOST_COUNTED)
+    return NO + <int>min(max(SERIES_NS // max(direct_ns, fallback_ns), <int64_t>LEAST_COUNTED),
+                         <int64_t>MOST_COUNTED)
 
 
 cdef void count_call(Trial *trial, int way, int64_t began) noexcept nogil:
@@ -322,15 +328,19 @@ cdef void count_call(Trial *trial, int way, int64_t began) noexcept nogil:
         series_ns = counted = 0
     series_ns += now - began
     counted += 1
-    if counted >= MOST_COUNTED or series_ns >= SERIES_NS:
+    if counted >= MOST_COUNTED or (counted >= LEAST_COUNTED and series_ns >= SERIES_NS):
         record_time(&trial.direct_ns if way == DIRECT else &trial.fallback_ns,
                     series_ns // counted)
-        if load_int(&trial.tried) == way:
-            store_int(&trial.tried, UNDECIDED)
-            store_ns(&trial.again_ns, now + min(PATIENCE * series_ns, <int64_t>LONGEST_NS))
+        if load_int(&trial.trying) == way:
+            end_trial(trial, now, series_ns)
         series_ns = counted = 0
     store_ns(&trial.series_ns, series_ns)
     store_int(&trial.counted, counted)
+
+
+cdef void end_trial(Trial *trial, int64_t now, int64_t taken) noexcept nogil:
+    store_int(&trial.trying, UNDECIDED)
+    store_ns(&trial.again_ns, now + min(PATIENCE * taken, <int64_t>LONGEST_NS))
 
 
 cdef void record_time(int64_t *average_ns, int64_t taken) noexcept nogil:
