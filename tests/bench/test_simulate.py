@@ -33,8 +33,8 @@ FLAT = [("barrier", "dissemination"), ("all_reduce", "doubling"), ("all_reduce",
 PLACES = {"1+1": [0, 1], "2+2": [0, 0, 1, 1], "round-robin": [0, 1, 0, 1], "3+1": [0, 0, 0, 1],
           "1+2+1": [0, 1, 1, 2], "2+2+2": [0, 0, 1, 1, 2, 2],
           "4+4": [0, 0, 0, 0, 1, 1, 1, 1]}  # fmt: skip
-WITHIN = 628, 736
-WITHIN_AT_THE_WIRE = 104, 108
+WITHIN = 607, 736
+WITHIN_AT_THE_WIRE = 103, 108
 
 
 def blocks(hosts: int, each: int) -> list[int]:
