@@ -11,11 +11,11 @@ differ.
 With "adaptive", one rank also says no when the fallback is the faster way. How fast a core reads
 what another has written depends on where the host places them, and may change from one second to
 the next; so does writing what another has read. That rank measures both ways, from its entry into
-the calls to their end: eight calls in a row, or fewer that take 2 ms. It tries the slower way again
-after 32 times as long. If the fallback is faster, and all ranks know the call's length, it says so
-for the next 32 calls of that length, and they take no step to agree. These are the calls that it
-measures then: where ranks share cores they are far shorter than after a step in which all ranks
-must get their turn. The bits are the same.
+the calls to their end: eight calls in a row, or two and more that take 2 ms. It tries the slower
+way again after 32 times as long, or 10 s. If the fallback is faster, and all ranks know the call's
+length, it says so for the next 32 calls of that length, and they take no step to agree. These are
+the calls that it measures then: where ranks share cores they are far shorter than after a step in
+which all ranks must get their turn. The bits are the same.
 
 A failing rank must not return arrays while other ranks access them: they would read data that it
 did not give, or overwrite what it does next. So it revokes access and waits for accesses that have

@@ -88,7 +88,7 @@ cdef int test(Comm *t, Request *r) noexcept nogil:
     if load_int(&r.status) == PENDING:
         pthread_mutex_lock(&net.lock)
         net.tests += 1
-        # Every call looks for control messages; only waits poll the library each time, which
+        # Calls look for control messages often; only waits poll the library each time, which
         # costs much.
         if (net.foreign == NULL or not net.foreign.needed or r.tag != CONTROL_TAG
                 or net.tests % TESTS_PER_FOREIGN == 0):
